@@ -49,8 +49,7 @@ class DovetailError(Exception):
     message
         One or two sentences: what was wrong, and where.
     hint
-        What would work instead. Printed after the message; kept apart so that a user interface can set it
-        apart.
+        What would work instead. Printed after the message; kept apart for user interfaces.
 
     Examples
     --------
@@ -73,8 +72,7 @@ class DovetailError(Exception):
 class PlanError(DovetailError, ValueError):
     """The request cannot be carried out as it was written; no data has moved.
 
-    Cause: an unknown option, a combination of options that has no meaning, a join that Spark itself would
-    refuse.
+    Cause: an unknown option, a combination of options that has no meaning, a join that Spark would refuse.
     What to do: change the call; the message names the option or column and what would work.
 
     Examples
@@ -94,9 +92,9 @@ class SchemaError(DovetailError, ValueError):
 
     Examples
     --------
-    >>> raise SchemaError("Key column 'id' is string here, bigint in the relation.", hint="Cast it to bigint.")
+    >>> raise SchemaError("Key column 'id' is string here, bigint in the relation.", hint="Cast it first.")
     Traceback (most recent call last):
-    dovetail.errors.SchemaError: Key column 'id' is string here, bigint in the relation. Cast it to bigint.
+    dovetail.errors.SchemaError: Key column 'id' is string here, bigint in the relation. Cast it first.
     """
 
 

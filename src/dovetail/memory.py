@@ -14,8 +14,8 @@ Examples
 ({'window': 600000, 'cache': 400000}, 0)
 >>> cache.grow(1)
 Traceback (most recent call last):
-dovetail.errors.BudgetError: 'cache' asks for 400001 bytes (+1), but 0 B of the budget of 1 MB are free; held: \
-window 600 kB, cache 400 kB. Raise the budget to at least 1000001 bytes.
+dovetail.errors.BudgetError: 'cache' asks for 400001 bytes (+1), but 0 B of the budget of 1 MB are free; \
+held: window 600 kB, cache 400 kB. Raise the budget to at least 1000001 bytes.
 """
 
 import operator
@@ -45,15 +45,14 @@ def format_bytes(size_bytes: int) -> str:
 
     Examples
     --------
-    >>> format_bytes(0), format_bytes(999), format_bytes(1_500_000), format_bytes(64 * 2**20), format_bytes(-2000)
-    ('0 B', '999 B', '1.5 MB', '67.1 MB', '-2 kB')
+    >>> [format_bytes(size) for size in (0, 999, 1_500_000, 64 * 2**20, -2000)]
+    ['0 B', '999 B', '1.5 MB', '67.1 MB', '-2 kB']
     """
-    scaled, unit = float(size_bytes), _DECIMAL_UNITS[0]
-    for unit in _DECIMAL_UNITS:
-        # 999.5 would print as 1000, which the next unit says shorter.
-        if abs(scaled) < 999.5:
-            break
-        scaled /= 1000
+    scaled, power = float(size_bytes), 0
+    # 999.5 would print as 1000, which the next unit says shorter.
+    while abs(scaled) >= 999.5 and power < len(_DECIMAL_UNITS) - 1:
+        scaled, power = scaled / 1000, power + 1
+    unit = _DECIMAL_UNITS[power]
     if abs(scaled) >= 99.95:
         return f"{scaled:.0f} {unit}"
     decimals = 1 if abs(scaled) >= 9.995 else 2
@@ -72,8 +71,8 @@ class Budget:
     '1.5 GB'
     >>> Budget(0)
     Traceback (most recent call last):
-    dovetail.errors.BudgetError: budget=0: a budget is more than zero bytes. Examples: "256MB" (256 * 10**6), \
-"1.5GiB" (1.5 * 2**30), 64 * 2**20.
+    dovetail.errors.BudgetError: budget=0: a budget is more than zero bytes. Examples: "256MB" \
+(256 * 10**6), "1.5GiB" (1.5 * 2**30), 64 * 2**20.
     """
 
     total_bytes: int
@@ -81,10 +80,7 @@ class Budget:
     def __post_init__(self) -> None:
         if isinstance(self.total_bytes, bool) or not isinstance(self.total_bytes, int):
             raise _unreadable(self.total_bytes, "total_bytes is a whole number of bytes")
-        if self.total_bytes <= 0:
-            raise _unreadable(self.total_bytes, "a budget is more than zero bytes")
-        if self.total_bytes > _LARGEST_BYTES:
-            raise _unreadable(self.total_bytes, "that is more than any machine can address")
+        _refuse_impossible(self.total_bytes, written=self.total_bytes)
 
     def __str__(self) -> str:
         return format_bytes(self.total_bytes)
@@ -113,9 +109,9 @@ class Budget:
         67108864
         >>> Budget.parse("10%")
         Traceback (most recent call last):
-        dovetail.errors.BudgetError: budget='10%': a share is not an amount; it does not say of what, and a relation \
-that grows would silently take more memory. Examples: "256MB" (256 * 10**6), "1.5GiB" (1.5 * 2**30), 64 *
-2**20.
+        dovetail.errors.BudgetError: budget='10%': a share is not an amount; it does not say of what, and a \
+relation that grows would silently take more memory. Examples: "256MB" (256 * 10**6), "1.5GiB" (1.5 * \
+2**30), 64 * 2**20.
         """
         if isinstance(value, Budget):
             return value
@@ -137,7 +133,7 @@ that grows would silently take more memory. Examples: "256MB" (256 * 10**6), "1.
         return cls(max(1, int(Decimal(whole_bytes) * Decimal(repr(float(percent))) / 100)))
 
     def split(self, parts: int) -> "Budget":
-        """The equal share of each of ``parts`` holders, rounded down, so that together they stay within this budget.
+        """The equal share of each of ``parts`` holders, rounded down; together they stay within this budget.
 
         Examples
         --------
@@ -146,7 +142,7 @@ that grows would silently take more memory. Examples: "256MB" (256 * 10**6), "1.
         """
         if not 0 < parts <= self.total_bytes:
             raise BudgetError(
-                f"A budget of {self.total_bytes} bytes cannot be split into {parts} parts of at least one byte."
+                f"A budget of {self.total_bytes} bytes cannot be split into {parts} parts of a byte or more."
             )
         return Budget(self.total_bytes // parts)
 
@@ -165,19 +161,26 @@ that grows would silently take more memory. Examples: "256MB" (256 * 10**6), "1.
         >>> Budget(4096).require(4096, "mesh on this relation")
         >>> Budget(4096).require(80_000, "mesh on this relation")
         Traceback (most recent call last):
-        dovetail.errors.BudgetError: A budget of 4096 bytes is too small: mesh on this relation needs at least 80000 \
-bytes (80 kB).
+        dovetail.errors.BudgetError: A budget of 4096 bytes is too small: mesh on this relation needs at \
+least 80000 bytes (80 kB).
         """
         if self.total_bytes < minimum_bytes:
             raise BudgetError(
-                f"A budget of {self.total_bytes} bytes is too small: {purpose} needs at least {minimum_bytes} bytes "
-                f"({format_bytes(minimum_bytes)}).",
+                f"A budget of {self.total_bytes} bytes is too small: {purpose} needs at least "
+                f"{minimum_bytes} bytes ({format_bytes(minimum_bytes)}).",
                 minimum_bytes=minimum_bytes,
             )
 
 
 def _unreadable(value: object, reason: str) -> BudgetError:
     return BudgetError(f"budget={value!r}: {reason}.", hint=_EXAMPLES)
+
+
+def _refuse_impossible(size_bytes: int, written: object) -> None:
+    if size_bytes <= 0:
+        raise _unreadable(written, "a budget is more than zero bytes")
+    if size_bytes > _LARGEST_BYTES:
+        raise _unreadable(written, "that is more than any machine can address")
 
 
 def _bytes_of_number(value: object) -> int:
@@ -209,9 +212,9 @@ def _bytes_of_text(text: str) -> int:
     if bytes_per_unit is None:
         raise _unreadable(text, _why_unknown_unit(unit))
     size_bytes = int(number * bytes_per_unit)
-    if size_bytes == 0:
-        reason = "a budget is more than zero bytes" if number == 0 else "that is less than one byte"
-        raise _unreadable(text, reason)
+    if size_bytes == 0 and number > 0:
+        raise _unreadable(text, "that is less than one byte")
+    _refuse_impossible(size_bytes, written=text)
     return size_bytes
 
 
@@ -220,8 +223,8 @@ def _why_not_an_amount(stripped: str) -> str:
         return "it is empty"
     if "%" in stripped:
         return (
-            "a share is not an amount; it does not say of what, and a relation that grows would silently take more "
-            "memory"
+            "a share is not an amount; it does not say of what, and a relation that grows would silently "
+            "take more memory"
         )
     if stripped.startswith("-"):
         return "a budget is more than zero bytes"
@@ -235,7 +238,7 @@ def _why_not_an_amount(stripped: str) -> str:
 def _why_unknown_unit(unit: str) -> str:
     if len(unit) == 1 and unit.lower() + "b" in _BYTES_PER_UNIT:
         prefix = "k" if unit in "kK" else unit.upper()
-        return f"{unit!r} could mean {prefix}B (powers of 1000) or {prefix.upper()}iB (powers of 1024); write which"
+        return f"{unit!r} could mean {prefix}B (powers of 1000) or {prefix.upper()}iB (of 1024); write which"
     return f"{unit!r} is not a unit of memory"
 
 
@@ -320,8 +323,8 @@ class Ledger:
     (700, 300, False)
     >>> ledger.resize(Budget(500))
     Traceback (most recent call last):
-    dovetail.errors.BudgetError: The budget cannot shrink to 500 bytes: 700 bytes are held (window 700 B). Shrink to \
-700 bytes or more, or release some first.
+    dovetail.errors.BudgetError: The budget cannot shrink to 500 bytes: 700 bytes are held (window 700 B). \
+Shrink to 700 bytes or more, or release some first.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -392,8 +395,9 @@ class Ledger:
         # Shrinking is always granted: after an error the way back must stay open.
         if change_bytes > 0 and wanted_bytes > self._budget.total_bytes:
             raise BudgetError(
-                f"{reservation.name!r} asks for {reservation.held_bytes + change_bytes} bytes (+{change_bytes}), but "
-                f"{format_bytes(self.free_bytes)} of the budget of {self._budget} are free; held: {self._holders()}.",
+                f"{reservation.name!r} asks for {reservation.held_bytes + change_bytes} bytes "
+                f"(+{change_bytes}), but {format_bytes(self.free_bytes)} of the budget of {self._budget} "
+                f"are free; held: {self._holders()}.",
                 hint=f"Raise the budget to at least {wanted_bytes} bytes.",
                 minimum_bytes=wanted_bytes,
             )

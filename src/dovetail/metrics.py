@@ -39,7 +39,7 @@ class OperatorMetrics:
     stream_tuples_in
         Stream tuples offered, those with a NULL key included.
     null_key_tuples
-        Those of them whose key has a NULL; they leave at once, as unmatched.
+        Those of them whose key has a NULL; they leave as unmatched.
     matched_tuples, unmatched_tuples
         Stream tuples that have left, with and without a match; each counted once, at the moment it leaves.
     output_rows
