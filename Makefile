@@ -1,0 +1,67 @@
+# Every target does its own set-up; `make` alone lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+READY := .venv/.ready
+RUN := scripts/with-env
+# Extra arguments for the command behind a target, e.g. make test ARGS="-k manifest"
+ARGS ?=
+# The interpreter that .venv is made from, e.g. make setup PYTHON=python3.12
+PYTHON ?=
+export PYTHON
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: java $(READY)  ## create .venv with the pinned packages and dovetail in it; find or install Java
+
+.PHONY: java
+java:
+	@scripts/java-home --install >/dev/null
+
+$(READY): requirements.txt requirements-dev.txt pyproject.toml scripts/setup
+	@scripts/setup
+	@touch $@
+
+.PHONY: demo
+demo: setup  ## build a relation, change it and look things up in it, with timings
+	@$(RUN) python examples/relation_demo.py $(ARGS)
+
+.PHONY: test
+test: setup  ## all tests that need no service, also with the JIT off and with forced collisions
+	@$(RUN) scripts/run-tests $(ARGS)
+
+.PHONY: test-faults
+test-faults: setup  ## the fault tests at full size: every kill repeated 50 times
+	@DOVETAIL_FAULT_ROUNDS=50 $(RUN) python -m pytest tests/faults $(ARGS)
+
+.PHONY: lint
+lint: setup  ## ruff (rules and format) and mypy --strict, changing nothing
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+
+.PHONY: format
+format: setup  ## format the code and mend what ruff can mend
+	@$(RUN) ruff format .
+	@$(RUN) ruff check --fix .
+
+.PHONY: bench-kernels
+bench-kernels: setup  ## hash table and sorted lookup against a bare random read and numpy
+	@$(RUN) python benchmarks/kernels.py $(ARGS)
+
+.PHONY: bench-relation
+bench-relation: setup  ## build, scan, lookup and upsert against Spark, a plain read loop and numpy
+	@$(RUN) python benchmarks/relation.py $(ARGS)
+
+.PHONY: bench-operators
+bench-operators: setup  ## the semi-stream joins against each other, DuckDB and their cost models
+	@$(RUN) python benchmarks/operators.py $(ARGS)
+
+.PHONY: clean
+clean:  ## remove .venv, caches and everything else that was made here
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info \
+		spark-warehouse metastore_db derby.log artifacts
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,71 @@
+"""What every suite shares: Hypothesis profiles, the Spark session, and how often a fault test repeats."""
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Deadlines are timed assertions, and the first example also pays for a kernel's compilation.
+_UNTIMED = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", _UNTIMED, derandomize=True, database=None)
+settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
+settings.register_profile("soak", _UNTIMED, max_examples=2_000)
+HYPOTHESIS_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(HYPOTHESIS_PROFILE)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Print what a failure needs to be repeated: the profile, where its seeds come from, and the switches."""
+    seed = config.getoption("hypothesis_seed", None)
+    source = (
+        "derived from each test (derandomize)"
+        if settings().derandomize
+        else "drawn afresh, printed on failure"
+    )
+    switches = {
+        name: os.environ.get(name, "unset")
+        for name in ("NUMBA_DISABLE_JIT", "DOVETAIL_FORCE_BUCKETS", "DOVETAIL_FAULT_ROUNDS")
+    }
+    return [
+        f"hypothesis profile: {HYPOTHESIS_PROFILE}, {settings().max_examples} examples, "
+        f"seeds {source if seed is None else seed}",
+        "switches: " + ", ".join(f"{name}={value}" for name, value in switches.items()),
+    ]
+
+
+@pytest.fixture(scope="session")
+def fault_rounds() -> int:
+    """How often a fault test kills its victim: few in the everyday run, 50 with ``make test-faults``."""
+    return int(os.environ.get("DOVETAIL_FAULT_ROUNDS", "5"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """One local Spark for the whole run, started by the first test that asks for it."""
+    from pyspark.sql import SparkSession
+
+    scratch = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("dovetail-tests")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch / "local"))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
