@@ -1,0 +1,354 @@
+"""Compiled loops of `dovetail.kernels.multimap.MultiMap`.
+
+Layout (all numbers int64, so that one array is one allocation and a slot or entry is one aligned 16-byte
+unit):
+
+``slots[2 i]``, ``slots[2 i + 1]``
+    The code, and ``tail << 32 | count``: the ring position of the newest entry of the code and how many
+    entries it has. A count of 0 (the whole word is 0) marks an empty slot. Slots are found by linear probing.
+``entries[2 p]``, ``entries[2 p + 1]``
+    The code, and ``lap << 32 | next``: how many times the ring had been gone round when the entry was
+    written, and the ring position of the next newer entry of the code. The newest one points back at the
+    oldest, so that both ends of the chain are at hand. A negative word marks a free position.
+``state``
+    The scalars, at the indexes named below.
+
+An entry's sequence number is ``lap * ring + position``. The writer goes round the ring and skips positions
+that are still taken, so numbers grow with arrival but are not dense. There are at least ``ring - capacity``
+free positions at any time, which bounds what is skipped per entry written.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from dovetail.kernels.hashing import home_slot
+
+NEXT_SEQ = 0  # the first number not yet considered by the writer
+OLDEST_SEQ = 1  # no live entry has a smaller number
+LIVE = 2
+STALE = 3  # live entries that the writer has passed: their number is not the newest one of their position
+STATE_SIZE = 4
+
+LOW_HALF = np.int64(0xFFFFFFFF)
+FREE = np.int64(-1)
+POSITION = np.int64(0x7FFFFFFF)
+DOOMED = np.int64(1 << 31)  # marks an entry about to go; positions stay below it, so the bit is free
+BLOCK = (
+    128  # codes hashed ahead of their use: enough independent reads to fill the memory pipeline, all in L1
+)
+
+
+@njit(cache=True, inline="always")
+def _find_slot(slots: Any, slot_count: Any, code: Any) -> Any:
+    """Give the slot that holds `code`, or the empty slot where it would go."""
+    slot = home_slot(code, slot_count)
+    while slots[2 * slot + 1] != 0 and slots[2 * slot] != code:
+        slot += 1
+        if slot == slot_count:
+            slot = 0
+    return slot
+
+
+@njit(cache=True)
+def _erase_slot(slots: Any, slot_count: Any, hole: Any) -> None:
+    """Empty a slot and move back the codes behind it, so that no search ends too early."""
+    slot = hole
+    while True:
+        slot += 1
+        if slot == slot_count:
+            slot = 0
+        if slots[2 * slot + 1] == 0:
+            break
+        home = home_slot(slots[2 * slot], slot_count)
+        displacement = slot - home
+        if displacement < 0:
+            displacement += slot_count
+        distance = slot - hole
+        if distance < 0:
+            distance += slot_count
+        if displacement >= distance:
+            slots[2 * hole] = slots[2 * slot]
+            slots[2 * hole + 1] = slots[2 * slot + 1]
+            hole = slot
+    slots[2 * hole + 1] = 0
+
+
+@njit(cache=True, inline="always")
+def _release_entry(entries: Any, ring: Any, state: Any, position: Any) -> Any:
+    """Free an entry and give its sequence number; the caller has taken it out of its chain."""
+    seq = (entries[2 * position + 1] >> 32) * ring + position
+    entries[2 * position + 1] = FREE
+    state[LIVE] -= 1
+    if seq < state[NEXT_SEQ] - ring:
+        state[STALE] -= 1
+    return seq
+
+
+@njit(cache=True)
+def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> None:
+    """Append one entry per code; the caller has checked that there is room."""
+    slot_count = slots.size // 2
+    ring = entries.size // 2
+    seq = state[NEXT_SEQ]
+    lap = seq // ring
+    position = seq - lap * ring
+    stale = state[STALE]
+    for row in range(codes.size):
+        code = codes[row]
+        while entries[2 * position + 1] >= 0:
+            # Passed for the first time when it was written in the lap before.
+            if (entries[2 * position + 1] >> 32) == lap - 1:
+                stale += 1
+            position += 1
+            if position == ring:
+                position = 0
+                lap += 1
+        slot = _find_slot(slots, slot_count, code)
+        word = slots[2 * slot + 1]
+        entries[2 * position] = code
+        if word == 0:
+            slots[2 * slot] = code
+            slots[2 * slot + 1] = (position << 32) | 1
+            entries[2 * position + 1] = (lap << 32) | position
+        else:
+            tail = word >> 32
+            tail_word = entries[2 * tail + 1]
+            entries[2 * position + 1] = (lap << 32) | (tail_word & LOW_HALF)
+            entries[2 * tail + 1] = (tail_word & ~LOW_HALF) | position
+            slots[2 * slot + 1] = (position << 32) | ((word & LOW_HALF) + 1)
+        out_seqs[row] = lap * ring + position
+        position += 1
+        if position == ring:
+            position = 0
+            lap += 1
+    state[NEXT_SEQ] = lap * ring + position
+    state[STALE] = stale
+    state[LIVE] += codes.size
+
+
+@njit(cache=True)
+def find_words(slots: Any, codes: Any, out_words: Any) -> Any:
+    """Write each code's slot word (0 where it has no entry) and give the total number of entries."""
+    slot_count = slots.size // 2
+    total = 0
+    for row in range(codes.size):
+        word = slots[2 * _find_slot(slots, slot_count, codes[row]) + 1]
+        out_words[row] = word
+        total += word & LOW_HALF
+    return total
+
+
+@njit(cache=True)
+def emit_pairs(entries: Any, words: Any, out_rows: Any, out_positions: Any) -> None:
+    """Write (row, ring position) of every entry of every found word, oldest entry first."""
+    pair = 0
+    for row in range(words.size):
+        word = words[row]
+        count = word & LOW_HALF
+        if count == 0:
+            continue
+        position = word >> 32
+        if count > 1:
+            position = entries[2 * position + 1] & LOW_HALF
+        for _ in range(count - 1):
+            out_rows[pair] = row
+            out_positions[pair] = position
+            pair += 1
+            position = entries[2 * position + 1] & LOW_HALF
+        out_rows[pair] = row
+        out_positions[pair] = position
+        pair += 1
+
+
+@njit(cache=True)
+def emit_pairs_limited(
+    entries: Any, words: Any, row: Any, position: Any, remaining: Any, out_rows: Any, out_positions: Any
+) -> Any:
+    """Fill the outputs from where an earlier call stopped.
+
+    `remaining` entries of `row` are still to come, beginning at ring position `position`; 0 means that the
+    row has not begun. Gives the number of pairs written and the place to go on from.
+    """
+    pair = 0
+    while row < words.size:
+        if remaining == 0:
+            word = words[row]
+            remaining = word & LOW_HALF
+            if remaining == 0:
+                row += 1
+                continue
+            position = entries[2 * (word >> 32) + 1] & LOW_HALF
+        while remaining > 0 and pair < out_rows.size:
+            out_rows[pair] = row
+            out_positions[pair] = position
+            pair += 1
+            remaining -= 1
+            position = entries[2 * position + 1] & LOW_HALF
+        if remaining > 0:
+            break
+        row += 1
+        if pair == out_rows.size:
+            break
+    return pair, row, position, remaining
+
+
+@njit(cache=True)
+def seqs_at_positions(entries: Any, state: Any, positions: Any, out_seqs: Any) -> None:
+    """Write the sequence number of the live entry at each ring position."""
+    ring = entries.size // 2
+    if state[STALE] == 0:
+        # Then every live number is the newest one of its position, and no entry needs to be read.
+        lap = state[NEXT_SEQ] // ring
+        cursor = state[NEXT_SEQ] - lap * ring
+        this_lap = lap * ring
+        for i in range(positions.size):
+            position = np.int64(positions[i])
+            out_seqs[i] = this_lap + position - (ring if position >= cursor else 0)
+        return
+    for i in range(positions.size):
+        position = np.int64(positions[i])
+        out_seqs[i] = (entries[2 * position + 1] >> 32) * ring + position
+
+
+@njit(cache=True)
+def advance_oldest(entries: Any, state: Any) -> Any:
+    """Move OLDEST_SEQ to the oldest live entry; tell whether there is one."""
+    ring = entries.size // 2
+    if state[LIVE] == 0:
+        state[OLDEST_SEQ] = state[NEXT_SEQ]
+        return False
+    lap = state[OLDEST_SEQ] // ring
+    position = state[OLDEST_SEQ] - lap * ring
+    looked_at = 0
+    while (entries[2 * position + 1] >> 32) != lap:
+        position += 1
+        looked_at += 1
+        if position == ring:
+            position = 0
+            lap += 1
+        if looked_at == ring:
+            # A whole lap of nothing: jump over the laps of which nothing is left.
+            first = state[NEXT_SEQ]
+            for p in range(ring):
+                word = entries[2 * p + 1]
+                if word >= 0:
+                    first = min(first, (word >> 32) * ring + p)
+            lap = first // ring
+            position = first - lap * ring
+    state[OLDEST_SEQ] = lap * ring + position
+    return True
+
+
+@njit(cache=True)
+def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -> None:
+    """Remove as many entries as fit the output, the oldest first; the caller knows there are as many."""
+    slot_count = slots.size // 2
+    ring = entries.size // 2
+    for i in range(out_seqs.size):
+        advance_oldest(entries, state)
+        position = state[OLDEST_SEQ] % ring
+        slot = _find_slot(slots, slot_count, entries[2 * position])
+        word = slots[2 * slot + 1]
+        # The oldest of all is the oldest of its code: the one that the code's newest entry points at.
+        tail = word >> 32
+        if tail == position:
+            _erase_slot(slots, slot_count, slot)
+        else:
+            follower = entries[2 * position + 1] & LOW_HALF
+            entries[2 * tail + 1] = (entries[2 * tail + 1] & ~LOW_HALF) | follower
+            slots[2 * slot + 1] = word - 1
+        out_seqs[i] = _release_entry(entries, ring, state, position)
+
+
+@njit(cache=True)
+def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> Any:
+    """Remove all entries of the codes and give how many there were."""
+    slot_count = slots.size // 2
+    ring = entries.size // 2
+    removed = 0
+    for row in range(codes.size):
+        slot = _find_slot(slots, slot_count, codes[row])
+        word = slots[2 * slot + 1]
+        if word == 0:
+            continue
+        position = entries[2 * (word >> 32) + 1] & LOW_HALF
+        for _ in range(word & LOW_HALF):
+            follower = entries[2 * position + 1] & LOW_HALF
+            out_seqs[removed] = _release_entry(entries, ring, state, position)
+            removed += 1
+            position = follower
+        _erase_slot(slots, slot_count, slot)
+    return removed
+
+
+@njit(cache=True)
+def first_dead_seq(entries: Any, seqs: Any) -> Any:
+    """Give the index of the first sequence number that is not a live entry's, or -1."""
+    ring = entries.size // 2
+    for i in range(seqs.size):
+        if seqs[i] < 0 or (entries[2 * (seqs[i] % ring) + 1] >> 32) != seqs[i] // ring:
+            return i
+    return -1
+
+
+@njit(cache=True)
+def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
+    """Remove live entries by number and give how many there were, repetitions not counted.
+
+    All victims are marked first, so that a chain is walked once however many of its entries go.
+    """
+    slot_count = slots.size // 2
+    ring = entries.size // 2
+    live_before = state[LIVE]
+    for i in range(seqs.size):
+        entries[2 * (seqs[i] % ring) + 1] |= DOOMED
+    for i in range(seqs.size):
+        victim = seqs[i] % ring
+        if entries[2 * victim + 1] < 0:
+            continue  # gone with an earlier victim of the same code
+        slot = _find_slot(slots, slot_count, entries[2 * victim])
+        word = slots[2 * slot + 1]
+        position = entries[2 * (word >> 32) + 1] & POSITION
+        oldest_kept = position
+        newest_kept = position
+        kept = 0
+        for _ in range(word & LOW_HALF):
+            entry_word = entries[2 * position + 1]
+            if entry_word & DOOMED:
+                _release_entry(entries, ring, state, position)
+            else:
+                if kept == 0:
+                    oldest_kept = position
+                else:
+                    entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | position
+                newest_kept = position
+                kept += 1
+            position = entry_word & POSITION
+        if kept == 0:
+            _erase_slot(slots, slot_count, slot)
+        else:
+            entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | oldest_kept
+            slots[2 * slot + 1] = (newest_kept << 32) | kept
+    return live_before - state[LIVE]
+
+
+@njit(cache=True)
+def collect_live(entries: Any, out_seqs: Any) -> None:
+    """Write the numbers of all live entries in the order of the ring."""
+    ring = entries.size // 2
+    found = 0
+    for position in range(ring):
+        word = entries[2 * position + 1]
+        if word >= 0:
+            out_seqs[found] = (word >> 32) * ring + position
+            found += 1
+
+
+@njit(cache=True)
+def codes_at_seqs(entries: Any, seqs: Any, out_codes: Any) -> None:
+    """Write the code of each live entry."""
+    ring = entries.size // 2
+    for i in range(seqs.size):
+        out_codes[i] = entries[2 * (seqs[i] % ring)]

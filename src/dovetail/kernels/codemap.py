@@ -1,0 +1,300 @@
+"""A map from join codes to one int64 each, in memory fixed at construction.
+
+It holds what the operators know about a join value: how often it was seen in this cycle, at which row its
+cached tuples begin, that it has no match. Slots are 16 bytes (code and value together, so that a lookup is
+one random read); a removed slot is closed by shifting its neighbours back, so the table never needs to be
+rebuilt. With the default load of at most one half, an entry of capacity costs 32 bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from dovetail.errors import BudgetError
+from dovetail.kernels.hashing import home_slot
+from dovetail.kernels.multimap import MAX_CAPACITY
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+EMPTY = np.int64(np.iinfo(np.int64).min)  # the value that marks an empty slot, and cannot be stored
+
+
+@njit(cache=True, inline="always")
+def _find_slot(slots: Any, slot_count: Any, code: Any) -> Any:
+    """Give the slot that holds `code`, or the empty slot where it would go."""
+    slot = home_slot(code, slot_count)
+    while slots[2 * slot + 1] != EMPTY and slots[2 * slot] != code:
+        slot += 1
+        if slot == slot_count:
+            slot = 0
+    return slot
+
+
+@njit(cache=True)
+def _erase_slot(slots: Any, slot_count: Any, hole: Any) -> None:
+    """Empty a slot and move back the codes behind it, so that no search ends too early."""
+    slot = hole
+    while True:
+        slot += 1
+        if slot == slot_count:
+            slot = 0
+        if slots[2 * slot + 1] == EMPTY:
+            break
+        displacement = slot - home_slot(slots[2 * slot], slot_count)
+        if displacement < 0:
+            displacement += slot_count
+        distance = slot - hole
+        if distance < 0:
+            distance += slot_count
+        if displacement >= distance:
+            slots[2 * hole] = slots[2 * slot]
+            slots[2 * hole + 1] = slots[2 * slot + 1]
+            hole = slot
+    slots[2 * hole + 1] = EMPTY
+
+
+@njit(cache=True)
+def _get_values(slots: Any, codes: Any, out_values: Any) -> Any:
+    """Write each code's value, EMPTY where it has none, and give how many have none."""
+    slot_count = slots.size // 2
+    missing = 0
+    for row in range(codes.size):
+        value = slots[2 * _find_slot(slots, slot_count, codes[row]) + 1]
+        out_values[row] = value
+        missing += value == EMPTY
+    return missing
+
+
+@njit(cache=True)
+def _put_values(slots: Any, codes: Any, values: Any) -> Any:
+    """Set each code's value and give how many codes are new."""
+    slot_count = slots.size // 2
+    added = 0
+    for row in range(codes.size):
+        slot = _find_slot(slots, slot_count, codes[row])
+        added += slots[2 * slot + 1] == EMPTY
+        slots[2 * slot] = codes[row]
+        slots[2 * slot + 1] = values[row]
+    return added
+
+
+@njit(cache=True)
+def _add_values(slots: Any, codes: Any, amounts: Any, out_totals: Any) -> Any:
+    """Add to each code's value, 0 where it has none, and give how many codes are new."""
+    slot_count = slots.size // 2
+    added = 0
+    for row in range(codes.size):
+        slot = _find_slot(slots, slot_count, codes[row])
+        total = slots[2 * slot + 1]
+        if total == EMPTY:
+            slots[2 * slot] = codes[row]
+            total = 0
+            added += 1
+        total += amounts[row]
+        slots[2 * slot + 1] = total
+        out_totals[row] = total
+    return added
+
+
+@njit(cache=True)
+def _remove_codes(slots: Any, codes: Any, out_was_there: Any) -> Any:
+    slot_count = slots.size // 2
+    removed = 0
+    for row in range(codes.size):
+        slot = _find_slot(slots, slot_count, codes[row])
+        was_there = slots[2 * slot + 1] != EMPTY
+        out_was_there[row] = was_there
+        if was_there:
+            _erase_slot(slots, slot_count, slot)
+            removed += 1
+    return removed
+
+
+@njit(cache=True)
+def _collect_items(slots: Any, out_codes: Any, out_values: Any) -> None:
+    found = 0
+    for slot in range(slots.size // 2):
+        if slots[2 * slot + 1] != EMPTY:
+            out_codes[found] = slots[2 * slot]
+            out_values[found] = slots[2 * slot + 1]
+            found += 1
+
+
+class CodeMap:
+    """One int64 value for each of a set of int64 codes.
+
+    Any value may be stored except the smallest int64. In a batch with repeated codes the later ones see what
+    the earlier ones did.
+
+    Parameters
+    ----------
+    capacity
+        The most codes that can be in the map at once.
+    max_load
+        The largest share of the slots that may be taken; less memory for slower lookups as it grows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> seen = CodeMap(capacity=10)
+    >>> seen.add(np.array([7, 8, 7])).tolist()
+    [1, 1, 2]
+    >>> seen.get(np.array([7, 9]), default=0).tolist()
+    [2, 0]
+    """
+
+    def __init__(self, capacity: int, max_load: float = 0.5) -> None:
+        if not 1 <= capacity <= MAX_CAPACITY:
+            raise ValueError(f"A CodeMap holds between 1 and {MAX_CAPACITY:,} codes, not {capacity:,}.")
+        if not 0.1 <= max_load <= 0.9:
+            raise ValueError(f"The load of a CodeMap must be between 0.1 and 0.9, not {max_load}.")
+        self._capacity = int(capacity)
+        self._max_load = float(max_load)
+        self._slots: Int64Array = np.full(self.nbytes_of(capacity, max_load) // 8, EMPTY, dtype=np.int64)
+        self._size = 0
+
+    @staticmethod
+    def nbytes_of(capacity: int, max_load: float = 0.5) -> int:
+        """Give the `nbytes` of a map of this capacity and load, for budgeting before there is one.
+
+        Examples
+        --------
+        >>> CodeMap.nbytes_of(1000)
+        32000
+        """
+        # One slot stays empty whatever the load: it is where a search that finds nothing ends.
+        return 16 * max(int(np.ceil(capacity / max_load)), capacity + 1)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def capacity(self) -> int:
+        """The most codes that can be in the map at once."""
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, from construction on: they do not depend on the number of codes."""
+        return self._slots.nbytes
+
+    def insert(self, codes: Int64Array, values: Int64Array) -> int:
+        """Set the codes' values, replacing what was there, and give how many codes are new.
+
+        Raises
+        ------
+        BudgetError
+            If the new codes do not all fit; then nothing has been changed.
+        """
+        codes, values = _as_codes(codes), _as_values(values, codes.size)
+        if codes.size and values.min() == EMPTY:
+            raise ValueError("The smallest int64 cannot be a value of a CodeMap: it marks empty slots.")
+        self._require_room(codes)
+        added = int(_put_values(self._slots, codes, values))
+        self._size += added
+        return added
+
+    def add(self, codes: Int64Array, amounts: Int64Array | int = 1) -> Int64Array:
+        """Add to the codes' values (0 for a new code) and give the sums.
+
+        Raises
+        ------
+        BudgetError
+            If the new codes do not all fit; then nothing has been changed.
+        """
+        codes = _as_codes(codes)
+        if isinstance(amounts, int):
+            amounts = np.full(codes.size, amounts, dtype=np.int64)
+        amounts = _as_values(amounts, codes.size)
+        self._require_room(codes)
+        totals = np.empty(codes.size, dtype=np.int64)
+        self._size += int(_add_values(self._slots, codes, amounts, totals))
+        return totals
+
+    def get(self, codes: Int64Array, default: int = -1) -> Int64Array:
+        """Give the codes' values, `default` for those that are not in the map."""
+        codes = _as_codes(codes)
+        values = np.empty(codes.size, dtype=np.int64)
+        if _get_values(self._slots, codes, values):
+            values[values == EMPTY] = default
+        return values
+
+    def contains(self, codes: Int64Array) -> BoolArray:
+        """Tell for each code whether it is in the map."""
+        codes = _as_codes(codes)
+        values = np.empty(codes.size, dtype=np.int64)
+        _get_values(self._slots, codes, values)
+        return np.not_equal(values, EMPTY)
+
+    def remove(self, codes: Int64Array) -> BoolArray:
+        """Remove the codes and tell for each whether it was there."""
+        codes = _as_codes(codes)
+        was_there = np.empty(codes.size, dtype=np.bool_)
+        self._size -= int(_remove_codes(self._slots, codes, was_there))
+        return was_there
+
+    def items(self) -> tuple[Int64Array, Int64Array]:
+        """Give all codes and their values, in no particular order."""
+        codes = np.empty(self._size, dtype=np.int64)
+        values = np.empty(self._size, dtype=np.int64)
+        _collect_items(self._slots, codes, values)
+        return codes, values
+
+    def clear(self) -> None:
+        """Remove all codes."""
+        self._slots[:] = EMPTY
+        self._size = 0
+
+    def resized(self, capacity: int) -> "CodeMap":
+        """Give a map of another capacity with the same codes and values.
+
+        Raises
+        ------
+        BudgetError
+            If this map holds more codes than the new capacity.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> small = CodeMap(2)
+        >>> small.insert(np.array([5]), np.array([50]))
+        1
+        >>> small.resized(4).get(np.array([5])).tolist()
+        [50]
+        """
+        if self._size > capacity:
+            raise BudgetError(
+                f"A CodeMap that holds {self._size:,} codes cannot get the capacity {capacity:,}; "
+                f"remove codes first."
+            )
+        other = CodeMap(capacity, self._max_load)
+        other.insert(*self.items())
+        return other
+
+    def _require_room(self, codes: Int64Array) -> None:
+        if self._size + codes.size <= self._capacity:
+            return
+        added = np.unique(codes[~self.contains(codes)]).size
+        if self._size + added > self._capacity:
+            raise BudgetError(
+                f"{added:,} more codes do not fit a CodeMap of capacity {self._capacity:,} that holds "
+                f"{self._size:,}; remove codes first or use a larger one."
+            )
+
+
+def _as_codes(codes: Int64Array) -> Int64Array:
+    """Refuse what is not one dimension of int64: a conversion would make other codes of it."""
+    if codes.dtype != np.int64 or codes.ndim != 1:
+        raise TypeError(
+            f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}."
+        )
+    return np.ascontiguousarray(codes)
+
+
+def _as_values(values: npt.NDArray[np.integer[Any]], size: int) -> Int64Array:
+    if values.shape != (size,):
+        raise ValueError(f"There must be one value for each of the {size:,} codes, not {values.shape}.")
+    return np.ascontiguousarray(values, dtype=np.int64)

@@ -1,0 +1,404 @@
+"""A multi-map from join codes to entries in order of arrival, in memory fixed at construction.
+
+It is the index of a window of stream tuples: a batch of codes is appended, a batch is probed for all pairs,
+the oldest entries leave (MESHJOIN's expiry), or all entries of some codes leave from the middle (HYBRIDJOIN,
+SSBJ). Nothing is ever rebuilt: a removed code's slot is closed by shifting its neighbours back, and the place
+of a removed entry is reused by the next one to arrive.
+
+Memory per entry of capacity, with the default load of at most one half: 32 bytes of slots and 17 bytes of
+entries (16 for each of 1 1/16 ring positions). The spare positions are what lets an insertion find a place in
+constant (amortised) time, however scattered the places are that removals left.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.errors import BudgetError, InternalError
+from dovetail.kernels import _multimap_kernels as compiled
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+MAX_CAPACITY = 2_000_000_000
+_SPARE_SHARE = 16
+
+
+class ProbeState(NamedTuple):
+    """Where a probe in bounded steps goes on: `MultiMap.probe_limited` gives it and takes it back."""
+
+    row: int
+    position: int
+    remaining: int
+    revision: int
+
+
+class MultiMap:
+    """Entries filed under int64 codes, any number per code, in order of arrival.
+
+    An entry is known by its *sequence number*: an int64 that grows with arrival and is never used again.
+    Numbers may have gaps. ``seq % ring_size`` differs between any two live entries, so arrays of length
+    `ring_size` can hold what belongs to an entry at that position.
+
+    Parameters
+    ----------
+    capacity
+        The most entries that can be live at once.
+    max_load
+        The largest share of the slots that may be taken; less memory for slower probes as it grows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> window = MultiMap(capacity=4)
+    >>> window.insert(np.array([7, 8, 7])).tolist()
+    [0, 1, 2]
+    >>> rows, seqs = window.probe(np.array([9, 7]))
+    >>> rows.tolist(), seqs.tolist()
+    ([1, 1], [0, 2])
+    >>> window.remove_oldest(1).tolist(), window.remove_codes(np.array([7])).tolist(), len(window)
+    ([0], [2], 1)
+    """
+
+    # An entry stores how often the ring had been gone round in 31 bits.
+    _last_lap = 2**31 - 1
+
+    def __init__(self, capacity: int, max_load: float = 0.5) -> None:
+        if not 1 <= capacity <= MAX_CAPACITY:
+            raise ValueError(f"A MultiMap holds between 1 and {MAX_CAPACITY:,} entries, not {capacity:,}.")
+        if not 0.1 <= max_load <= 0.9:
+            raise ValueError(f"The load of a MultiMap must be between 0.1 and 0.9, not {max_load}.")
+        self._capacity = int(capacity)
+        self._max_load = float(max_load)
+        # One slot stays empty whatever the load: it is where a search that finds nothing ends.
+        slot_count = max(int(np.ceil(capacity / max_load)), capacity + 1)
+        ring_size = self.ring_size_of(capacity)
+        self._slots: Int64Array = np.zeros(2 * slot_count, dtype=np.int64)
+        self._entries: Int64Array = np.full(2 * ring_size, compiled.FREE, dtype=np.int64)
+        self._state: Int64Array = np.zeros(compiled.STATE_SIZE, dtype=np.int64)
+        self._ring_size = ring_size
+        # What is added to the numbers the kernels work with: laps are counted from here.
+        self._seq_base = 0
+        self._revision = 0
+
+    @staticmethod
+    def ring_size_of(capacity: int) -> int:
+        """Give the `ring_size` of a map of this capacity, for budgeting before there is one.
+
+        Examples
+        --------
+        >>> MultiMap.ring_size_of(1600)
+        1701
+        """
+        return int(capacity) + int(capacity) // _SPARE_SHARE + 1
+
+    @staticmethod
+    def nbytes_of(capacity: int, max_load: float = 0.5) -> int:
+        """Give the `nbytes` of a map of this capacity and load, for budgeting before there is one.
+
+        Examples
+        --------
+        >>> MultiMap.nbytes_of(1600) == MultiMap(1600).nbytes
+        True
+        """
+        slot_count = max(int(np.ceil(capacity / max_load)), capacity + 1)
+        return 16 * slot_count + 16 * MultiMap.ring_size_of(capacity) + 8 * compiled.STATE_SIZE
+
+    def __len__(self) -> int:
+        return int(self._state[compiled.LIVE])
+
+    @property
+    def capacity(self) -> int:
+        """The most entries that can be live at once."""
+        return self._capacity
+
+    @property
+    def ring_size(self) -> int:
+        """How many positions there are: the length of arrays that are indexed by ``seq % ring_size``."""
+        return self._ring_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, from construction on: they do not depend on the number of entries."""
+        return self._slots.nbytes + self._entries.nbytes + self._state.nbytes
+
+    @property
+    def next_seq(self) -> int:
+        """Above every sequence number handed out so far, and not above any still to come."""
+        return int(self._state[compiled.NEXT_SEQ]) + self._seq_base
+
+    @property
+    def oldest(self) -> tuple[int, int] | None:
+        """The sequence number and the code of the oldest live entry, or None."""
+        if not compiled.advance_oldest(self._entries, self._state):
+            return None
+        seq = int(self._state[compiled.OLDEST_SEQ])
+        return seq + self._seq_base, int(self._entries[2 * (seq % self._ring_size)])
+
+    def insert(self, codes: Int64Array) -> Int64Array:
+        """Append one entry per code and give their sequence numbers, which ascend.
+
+        Raises
+        ------
+        BudgetError
+            If they do not all fit; then none has been inserted.
+        """
+        codes = _as_codes(codes)
+        if len(self) + codes.size > self._capacity:
+            raise BudgetError(
+                f"{codes.size:,} more entries do not fit a MultiMap of capacity {self._capacity:,} that "
+                f"holds {len(self):,}; remove entries first or use a larger one."
+            )
+        self._make_laps_available(codes.size)
+        self._revision += 1
+        seqs = np.empty(codes.size, dtype=np.int64)
+        compiled.insert_codes(self._slots, self._entries, self._state, codes, seqs)
+        return self._public(seqs)
+
+    def probe(self, codes: Int64Array) -> tuple[Int32Array, Int64Array]:
+        """Give all (row of `codes`, sequence number) pairs of equal codes, by row, then oldest entry first."""
+        rows, positions = self.probe_positions(codes)
+        return rows, self.seqs_at(positions)
+
+    def probe_positions(self, codes: Int64Array) -> tuple[Int32Array, Int32Array]:
+        """Give the pairs of `probe` with ring positions (``seq % ring_size``) instead of sequence numbers.
+
+        Cheaper than `probe` where only what is stored at the positions is wanted.
+        """
+        codes = _as_codes(codes)
+        words = np.empty(codes.size, dtype=np.int64)
+        pair_count = compiled.find_words(self._slots, codes, words)
+        rows = np.empty(pair_count, dtype=np.int32)
+        positions = np.empty(pair_count, dtype=np.int32)
+        compiled.emit_pairs(self._entries, words, rows, positions)
+        return rows, positions
+
+    def probe_limited(
+        self, codes: Int64Array, state: ProbeState | None, max_pairs: int
+    ) -> tuple[Int32Array, Int64Array, ProbeState | None]:
+        """Give the next pairs of `probe`, at most `max_pairs` of them, and the state to go on with.
+
+        Parameters
+        ----------
+        codes
+            The same codes in every call of one probe.
+        state
+            None in the first call, then what the previous call gave. None comes back after the last pair; the
+            last call may give no pairs.
+        max_pairs
+            At least 1.
+
+        Raises
+        ------
+        ValueError
+            If entries were inserted or removed since the probe began: what it gave before may no longer hold.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> window = MultiMap(3)
+        >>> _ = window.insert(np.array([5, 5, 5]))
+        >>> rows, seqs, state = window.probe_limited(np.array([5]), None, max_pairs=2)
+        >>> seqs.tolist(), state is None
+        ([0, 1], False)
+        >>> rows, seqs, state = window.probe_limited(np.array([5]), state, max_pairs=2)
+        >>> seqs.tolist(), state is None
+        ([2], True)
+        """
+        if max_pairs < 1:
+            raise ValueError(f"A probe must be allowed at least 1 pair per call, not {max_pairs}.")
+        codes = _as_codes(codes)
+        if state is None:
+            state = ProbeState(row=0, position=0, remaining=0, revision=self._revision)
+        elif state.revision != self._revision:
+            raise ValueError("The MultiMap has changed since this probe began; begin a new one.")
+        # Looking up only what can fill this call keeps a long batch from being looked up again in every call.
+        last_row = min(codes.size, state.row + max_pairs)
+        while True:
+            words = np.empty(last_row - state.row, dtype=np.int64)
+            pair_count = compiled.find_words(self._slots, codes[state.row : last_row], words)
+            if pair_count > 0 or last_row == codes.size:
+                break
+            state = state._replace(row=last_row)
+            last_row = min(codes.size, state.row + max_pairs)
+        room = min(max_pairs, pair_count)
+        rows = np.empty(room, dtype=np.int32)
+        positions = np.empty(room, dtype=np.int32)
+        written, row, position, remaining = compiled.emit_pairs_limited(
+            self._entries, words, 0, state.position, state.remaining, rows, positions
+        )
+        # The first row may be in the middle, so there can be fewer pairs than were counted.
+        rows, positions = rows[:written].copy(), positions[:written].copy()
+        rows += state.row
+        row += state.row
+        is_finished = row == codes.size
+        next_state = None if is_finished else ProbeState(row, int(position), int(remaining), self._revision)
+        return rows, self.seqs_at(positions), next_state
+
+    def count(self, codes: Int64Array) -> Int32Array:
+        """Give the number of live entries of each code."""
+        codes = _as_codes(codes)
+        words = np.empty(codes.size, dtype=np.int64)
+        compiled.find_words(self._slots, codes, words)
+        words &= compiled.LOW_HALF
+        return words.astype(np.int32)
+
+    def contains(self, codes: Int64Array) -> BoolArray:
+        """Tell for each code whether it has a live entry."""
+        codes = _as_codes(codes)
+        words = np.empty(codes.size, dtype=np.int64)
+        compiled.find_words(self._slots, codes, words)
+        return np.not_equal(words, 0)
+
+    def remove_oldest(self, count: int) -> Int64Array:
+        """Remove the `count` oldest entries, or all if fewer, and give their numbers, which ascend."""
+        if count < 0:
+            raise ValueError(f"Cannot remove {count} entries.")
+        self._revision += 1
+        seqs = np.empty(min(int(count), len(self)), dtype=np.int64)
+        compiled.remove_oldest_entries(self._slots, self._entries, self._state, seqs)
+        return self._public(seqs)
+
+    def remove_codes(self, codes: Int64Array) -> Int64Array:
+        """Remove all entries of the codes and give their numbers: by row of `codes`, then oldest first.
+
+        Codes without entries, and repetitions, are passed over.
+        """
+        codes = _as_codes(codes)
+        self._revision += 1
+        words = np.empty(codes.size, dtype=np.int64)
+        # Repeated codes are counted repeatedly here, so this is an upper bound.
+        at_most = min(int(compiled.find_words(self._slots, codes, words)), len(self))
+        seqs = np.empty(at_most, dtype=np.int64)
+        removed = compiled.remove_codes_entries(self._slots, self._entries, self._state, codes, seqs)
+        return self._public(seqs if removed == at_most else seqs[:removed].copy())
+
+    def remove_seqs(self, seqs: Int64Array) -> int:
+        """Remove the entries with these numbers and give how many there were, repetitions not counted.
+
+        The time is proportional to all entries of the codes concerned, once per call: remove many at a time.
+
+        Raises
+        ------
+        ValueError
+            If one of them is not a live entry's; then none has been removed.
+        """
+        seqs = self._private(seqs)
+        self._require_live(seqs)
+        self._revision += 1
+        return int(compiled.remove_seqs_entries(self._slots, self._entries, self._state, seqs))
+
+    def live_seqs(self) -> Int64Array:
+        """Give the numbers of all live entries, the oldest first."""
+        seqs = np.empty(len(self), dtype=np.int64)
+        compiled.collect_live(self._entries, seqs)
+        seqs.sort()
+        return self._public(seqs)
+
+    def codes_of(self, seqs: Int64Array) -> Int64Array:
+        """Give the codes of live entries.
+
+        Raises
+        ------
+        ValueError
+            If one of the numbers is not a live entry's.
+        """
+        seqs = self._private(seqs)
+        self._require_live(seqs)
+        codes = np.empty(seqs.size, dtype=np.int64)
+        compiled.codes_at_seqs(self._entries, seqs, codes)
+        return codes
+
+    def seqs_at(self, positions: Int32Array | Int64Array) -> Int64Array:
+        """Give the numbers of the live entries at ring positions, such as `probe_positions` gives."""
+        seqs = np.empty(positions.size, dtype=np.int64)
+        compiled.seqs_at_positions(self._entries, self._state, positions, seqs)
+        return self._public(seqs)
+
+    def positions_of(self, seqs: Int64Array) -> Int64Array:
+        """Give the ring positions of entries: ``seq % ring_size``."""
+        return seqs % self._ring_size
+
+    def clear(self) -> None:
+        """Remove all entries. Numbers go on from where they were."""
+        self._revision += 1
+        self._slots[:] = 0
+        self._entries[:] = compiled.FREE
+        self._state[compiled.LIVE] = 0
+        self._state[compiled.STALE] = 0
+        self._state[compiled.OLDEST_SEQ] = self._state[compiled.NEXT_SEQ]
+
+    def resized(self, capacity: int) -> "MultiMap":
+        """Give a map of another capacity with the same entries in the same order.
+
+        Entries get new numbers, larger than any old one, since their ring positions change: entry i of the
+        new map's `live_seqs` is entry i of this one's.
+
+        Raises
+        ------
+        BudgetError
+            If this map holds more entries than the new capacity.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> small = MultiMap(2)
+        >>> _ = small.insert(np.array([5, 6]))
+        >>> large = small.resized(4)
+        >>> large.codes_of(large.live_seqs()).tolist(), large.capacity
+        ([5, 6], 4)
+        """
+        if len(self) > capacity:
+            raise BudgetError(
+                f"A MultiMap that holds {len(self):,} entries cannot get the capacity {capacity:,}; "
+                f"remove entries first."
+            )
+        other = MultiMap(capacity, self._max_load)
+        # A multiple of the ring keeps seq % ring_size equal to the position.
+        other._seq_base = -(-self.next_seq // other._ring_size) * other._ring_size
+        other.insert(self.codes_of(self.live_seqs()))
+        return other
+
+    def _public(self, seqs: Int64Array) -> Int64Array:
+        """Turn the kernels' numbers into ours, in place."""
+        if self._seq_base:
+            seqs += self._seq_base
+        return seqs
+
+    def _private(self, seqs: Int64Array) -> Int64Array:
+        seqs = np.ascontiguousarray(seqs, dtype=np.int64)
+        return seqs - self._seq_base if self._seq_base else seqs
+
+    def _require_live(self, seqs: Int64Array) -> None:
+        dead = int(compiled.first_dead_seq(self._entries, seqs))
+        if dead >= 0:
+            raise ValueError(
+                f"No live entry of the MultiMap has the number {int(seqs[dead]) + self._seq_base}."
+            )
+
+    def _make_laps_available(self, entry_count: int) -> None:
+        """Count laps from the oldest live entry's again when their 31 bits are about to run out."""
+        laps_needed = 2 + entry_count // (self._ring_size - self._capacity)
+        ring = self._ring_size
+        if self._state[compiled.NEXT_SEQ] // ring + laps_needed < self._last_lap:
+            return
+        compiled.advance_oldest(self._entries, self._state)
+        laps = int(self._state[compiled.OLDEST_SEQ]) // ring
+        words = self._entries[1::2]
+        words[words >= 0] -= laps << 32
+        self._state[compiled.OLDEST_SEQ] -= laps * ring
+        self._state[compiled.NEXT_SEQ] -= laps * ring
+        self._seq_base += laps * ring
+        if self._state[compiled.NEXT_SEQ] // ring + laps_needed >= self._last_lap:
+            raise InternalError("An entry has been live for 2**31 rounds of its MultiMap's ring.")
+
+
+def _as_codes(codes: Int64Array) -> Int64Array:
+    """Refuse what is not one dimension of int64: a conversion would make other codes of it."""
+    if codes.dtype != np.int64 or codes.ndim != 1:
+        raise TypeError(
+            f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}."
+        )
+    return np.ascontiguousarray(codes)
