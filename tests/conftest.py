@@ -23,18 +23,14 @@ settings.load_profile(HYPOTHESIS_PROFILE)
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Print what a failure needs to be repeated: the profile, where its seeds come from, and the switches."""
     seed = config.getoption("hypothesis_seed", None)
-    source = (
-        "derived from each test (derandomize)"
-        if settings().derandomize
-        else "drawn afresh, printed on failure"
-    )
+    origin = "derived from each test" if settings().derandomize else "drawn afresh, printed on failure"
     switches = {
         name: os.environ.get(name, "unset")
         for name in ("NUMBA_DISABLE_JIT", "DOVETAIL_FORCE_BUCKETS", "DOVETAIL_FAULT_ROUNDS")
     }
     return [
         f"hypothesis profile: {HYPOTHESIS_PROFILE}, {settings().max_examples} examples, "
-        f"seeds {source if seed is None else seed}",
+        f"seeds {origin if seed is None else seed}",
         "switches: " + ", ".join(f"{name}={value}" for name, value in switches.items()),
     ]
 
