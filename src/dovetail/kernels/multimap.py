@@ -158,7 +158,7 @@ class MultiMap:
         return self._public(seqs)
 
     def probe(self, codes: Int64Array) -> tuple[Int32Array, Int64Array]:
-        """Give all (row of `codes`, sequence number) pairs of equal codes, by row, then oldest entry first."""
+        """Give all (row of `codes`, sequence number) pairs of equal codes: by row, then oldest first."""
         rows, positions = self.probe_positions(codes)
         return rows, self.seqs_at(positions)
 

@@ -5,6 +5,7 @@ the *fences*. A lookup finds the stretch of codes to look at in the fences alone
 stretch of the mapped array per query, and no more of it than an equal range covers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from numba import njit
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+
+_STATISTICS_ROWS = 1 << 16
 
 
 @njit(cache=True, inline="always")
@@ -191,6 +194,188 @@ def group_by_block(positions: Int64Array, blocks: int | Int64Array) -> tuple[Int
     starts[groups] = positions.size
     offsets = starts[: groups + 1].copy()
     return ids[offsets[:-1]], offsets
+
+
+@njit(cache=True)
+def _merge_windows(
+    windows: Any, begins: Any, ends: Any, is_last: Any, out_runs: Any, out_offsets: Any, written: Any
+) -> Any:
+    """Merge the windows until the output is full or a window that is not its run's last is used up.
+
+    Row r of `windows` holds run r's codes from ``begins[r]``, which is moved on, to ``ends[r]``. The outputs
+    are filled from index `written` on with the run and the place in its window; gives how far they are
+    filled.
+    """
+    run_count = begins.size
+    while written < out_runs.size:
+        best = -1
+        second = -1
+        for run in range(run_count):
+            if begins[run] == ends[run]:
+                if not is_last[run]:
+                    return written
+                continue
+            code = windows[run, begins[run]]
+            # Runs are gone through in ascending order, so among equal codes the lower run stays in front.
+            if best == -1 or code < windows[best, begins[best]]:
+                second = best
+                best = run
+            elif second == -1 or code < windows[second, begins[second]]:
+                second = run
+        if best == -1:
+            break
+        # The best run goes on alone as long as it stays in front of the second.
+        place = begins[best]
+        stop = min(ends[best], place + out_runs.size - written)
+        while True:
+            out_runs[written] = best
+            out_offsets[written] = place
+            written += 1
+            place += 1
+            if place == stop:
+                break
+            if second != -1:
+                rival = windows[second, begins[second]]
+                code = windows[best, place]
+                if code > rival or (code == rival and second < best):
+                    break
+        begins[best] = place
+    return written
+
+
+def merge_sorted_runs(
+    runs: Sequence[Int64Array], cursors: Int64Array, max_rows: int
+) -> tuple[Int32Array, Int64Array]:
+    """Merge the next rows of several sorted runs, in a bounded amount of memory.
+
+    Parameters
+    ----------
+    runs
+        Ascending codes each, typically mapped from files.
+    cursors
+        The next row of each run, int64: zeros to begin with. They are moved on.
+    max_rows
+        The most rows to give; memory is in proportion to it, not to the runs.
+
+    Returns
+    -------
+    sources, rows
+        Which run each merged row comes from and its row there. Equal codes come in the order of the runs,
+        then of their rows. There are `max_rows` of them until the runs are used up, and none after that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> runs = [np.array([1, 5, 5]), np.array([2, 5])]
+    >>> cursors = np.zeros(2, dtype=np.int64)
+    >>> sources, rows = merge_sorted_runs(runs, cursors, max_rows=4)
+    >>> sources.tolist(), rows.tolist(), cursors.tolist()
+    ([0, 1, 0, 0], [0, 0, 1, 2], [3, 1])
+    """
+    if max_rows < 1:
+        raise ValueError(f"A merge must be allowed at least 1 row per call, not {max_rows}.")
+    if cursors.shape != (len(runs),) or cursors.dtype != np.int64:
+        raise ValueError(f"{len(runs)} runs need as many int64 cursors, not {cursors.shape} {cursors.dtype}.")
+    remaining = sum(run.size - int(cursor) for run, cursor in zip(runs, cursors, strict=True))
+    sources = np.empty(min(max_rows, remaining), dtype=np.int32)
+    rows = np.empty(sources.size, dtype=np.int64)
+    # Twice a run's even share of the output: what a call copies but leaves for the next one stays in
+    # proportion.
+    window_rows = max(1, min(max_rows, -(-2 * max_rows // max(1, len(runs)))))
+    windows = np.empty((len(runs), window_rows), dtype=np.int64)
+    begins = np.zeros(len(runs), dtype=np.int64)
+    ends = np.zeros(len(runs), dtype=np.int64)
+    is_last = np.zeros(len(runs), dtype=np.bool_)
+    written = 0
+    while written < sources.size:
+        for run in np.flatnonzero((begins == ends) & ~is_last):
+            piece = runs[run][cursors[run] : cursors[run] + window_rows]
+            windows[run, : piece.size] = piece
+            begins[run], ends[run] = 0, piece.size
+            is_last[run] = cursors[run] + piece.size == runs[run].size
+        window_starts = cursors - begins
+        done = int(_merge_windows(windows, begins, ends, is_last, sources, rows, written))
+        rows[written:done] += window_starts[sources[written:done]]
+        cursors[:] = window_starts + begins
+        written = done
+    return sources, rows
+
+
+@njit(cache=True)
+def _count_runs(codes: Any, state: Any) -> None:
+    """Go on counting in sorted codes: state is [distinct codes, longest run, length of the last run, its code]."""
+    distinct, longest, length, last = state[0], state[1], state[2], state[3]
+    for i in range(codes.size):
+        if length == 0 or codes[i] != last:
+            distinct += 1
+            length = 0
+            last = codes[i]
+        length += 1
+        longest = max(longest, length)
+    state[0], state[1], state[2], state[3] = distinct, longest, length, last
+
+
+def run_statistics(
+    runs: Int64Array | Sequence[Int64Array], deleted: Sequence[BoolArray | None] | None = None
+) -> tuple[int, int]:
+    """Count the distinct codes of one sorted array, or of several as if merged, and the rows of the most frequent.
+
+    Parameters
+    ----------
+    runs
+        Ascending codes, or a sequence of such arrays.
+    deleted
+        For each run which of its rows do not count; None for a run without any.
+
+    Returns
+    -------
+    distinct, longest
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> run_statistics(np.array([1, 2, 2, 3]))
+    (3, 2)
+    >>> run_statistics([np.array([1, 2]), np.array([2, 3])], [None, np.array([False, True])])
+    (2, 2)
+    """
+    arrays = [runs] if isinstance(runs, np.ndarray) else list(runs)
+    masks = [None] * len(arrays) if deleted is None else list(deleted)
+    if [None if mask is None else mask.size for mask in masks] != [
+        None if mask is None else run.size for mask, run in zip(masks, arrays, strict=True)
+    ]:
+        raise ValueError("A mask of deleted rows must have one element per row of its run.")
+    state = np.zeros(4, dtype=np.int64)
+    cursors = np.zeros(len(arrays), dtype=np.int64)
+    while True:
+        codes = _next_live_codes(arrays, masks, cursors)
+        if codes is None:
+            return int(state[0]), int(state[1])
+        _count_runs(codes, state)
+
+
+def _next_live_codes(
+    runs: list[Int64Array], masks: list[BoolArray | None], cursors: Int64Array
+) -> Int64Array | None:
+    """Give the next live codes of the merged runs and move the cursors on; None at the end."""
+    if len(runs) == 1:
+        window = slice(int(cursors[0]), int(cursors[0]) + _STATISTICS_ROWS)
+        codes = runs[0][window]
+        cursors[0] += codes.size
+        if codes.size == 0:
+            return None
+        return codes if masks[0] is None else codes[~masks[0][window]]
+    sources, rows = merge_sorted_runs(runs, cursors, _STATISTICS_ROWS)
+    if sources.size == 0:
+        return None
+    codes = np.empty(rows.size, dtype=np.int64)
+    is_live = np.ones(rows.size, dtype=np.bool_)
+    for number, (run, mask) in enumerate(zip(runs, masks, strict=True)):
+        mine = np.flatnonzero(sources == number)
+        codes[mine] = run[rows[mine]]
+        if mask is not None:
+            is_live[mine] = ~mask[rows[mine]]
+    return codes[is_live]
 
 
 def _require_stride(stride: int) -> None:
