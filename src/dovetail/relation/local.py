@@ -1,0 +1,98 @@
+"""Writing a relation from Arrow data in this process, without Spark.
+
+For tables that fit in memory: tests, experiments, lookup tables made by a program. The codes and the files are those
+that Spark would make.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dovetail.errors import SchemaError
+from dovetail.kernels.spark_hash import shard_of_codes
+from dovetail.relation.format import CODE_COLUMN, Manifest, Operation, Shard
+from dovetail.relation.keys import compute_codes
+from dovetail.relation.shard_writer import ShardTask, write_shard
+
+_PIECE_ROWS = 65_536
+
+
+class ArrowSource:
+    """Rows to write that lie in memory as an Arrow table."""
+
+    spark_schema = None
+
+    def __init__(self, table: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> None:
+        if isinstance(table, pa.RecordBatchReader):
+            table = table.read_all()
+        elif isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        self.schema = pa.schema([_plain_field(field) for field in table.schema])
+        self._table = table.cast(self.schema)
+
+    def write(
+        self,
+        root: str,
+        operation: Operation,
+        base: Manifest,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Shard]:
+        """Apply ``operation`` to every shard of ``base`` with these rows."""
+        columns = list(base.key) if operation == "delete" else base.schema.names
+        table = self._table.select(columns)
+        codes = compute_codes(table, base.key)
+        numbers = shard_of_codes(codes.fill_null(0).to_numpy(), len(base.shards))
+        numbers[codes.is_null().to_numpy(zero_copy_only=False)] = 0
+        table = table.add_column(0, CODE_COLUMN, codes)
+        shards = []
+        for number in range(len(base.shards)):
+            rows = table.take(pa.array(np.flatnonzero(numbers == number)))
+            rows = rows.take(pc.array_sort_indices(rows.column(CODE_COLUMN), null_placement="at_start"))
+            batches = rows.combine_chunks().to_batches(max_chunksize=_PIECE_ROWS)
+            shards.append(write_shard(ShardTask(root, number, operation, base), batches))
+            if progress is not None:
+                progress(number + 1, len(base.shards))
+        return shards
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain_type(field.name, field.type))
+
+
+def _plain_type(name: str, kind: pa.DataType) -> pa.DataType:
+    """The type that Spark's own Arrow data would have; refuses what Spark has no type for."""
+    t = pa.types
+    if t.is_dictionary(kind):
+        return _plain_type(name, kind.value_type)
+    if t.is_large_string(kind) or t.is_string_view(kind):
+        return pa.string()
+    if t.is_large_binary(kind) or t.is_binary_view(kind) or t.is_fixed_size_binary(kind):
+        return pa.binary()
+    if t.is_timestamp(kind):
+        return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
+    if t.is_duration(kind):
+        return pa.duration("us")
+    if t.is_date64(kind):
+        return pa.date32()
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind) or t.is_list_view(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    if t.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field))
+    if t.is_struct(kind):
+        return pa.struct([_plain_field(kind.field(i)) for i in range(kind.num_fields)])
+    if (
+        t.is_signed_integer(kind)
+        or t.is_float32(kind)
+        or t.is_float64(kind)
+        or t.is_boolean(kind)
+        or t.is_string(kind)
+        or t.is_binary(kind)
+        or t.is_date32(kind)
+        or t.is_decimal128(kind)
+        or t.is_null(kind)
+        or kind == pa.time64("ns")
+    ):
+        return kind
+    raise SchemaError(f"column {name!r} has type {kind}, for which Spark has no type: cast it first.")

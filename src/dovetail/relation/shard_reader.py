@@ -1,0 +1,305 @@
+"""Reading one shard of one version: by scan, block by block, and by index, from codes to positions to rows.
+
+Positions number the rows of a shard: segment after segment, each sorted by code. They stay the same for as long as the
+version is open; rows that the version has deleted keep their positions and are left out of what is returned.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dovetail.errors import PlanError, SchemaError
+from dovetail.kernels.sorted_codes import expand_ranges, group_by_block
+from dovetail.relation.files import RelationFiles
+from dovetail.relation.format import FENCE_STRIDE, Manifest, ShardStats
+from dovetail.relation.io import PAGE_BYTES, Arena, Disk, IoMode
+from dovetail.relation.segment_reader import SegmentReader
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one disk step read: the live rows at positions ``[start, stop)`` and their codes.
+
+    With ``io="buffered"`` or ``"direct"`` the rows lie in the reader's block buffer, which the next read fills anew: copy
+    (``take``) what must live longer.
+    """
+
+    start: int
+    stop: int
+    codes: Int64Array
+    rows: pa.RecordBatch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows and their codes."""
+        return int(self.rows.nbytes) + self.codes.nbytes
+
+
+class ShardReader:
+    """One shard of a relation, open for reading. Made by :meth:`dovetail.Relation.shard`.
+
+    Not for use by several threads at once: they would share a block buffer.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, pyarrow as pa, dovetail as dt
+    >>> table = pa.table({"k": [5, 1, 3, 3], "name": ["e", "a", "c", "d"]})
+    >>> relation = dt.Relation.build(table, tempfile.mkdtemp() + "/r", on="k", shards=1)
+    >>> shard = relation.shard(0, columns=["name"])
+    >>> block = shard.read_block(0, 3)
+    >>> block.codes.tolist(), block.rows.column("name").to_pylist()
+    ([1, 3, 3], ['a', 'c', 'd'])
+    >>> queries, positions = shard.lookup(np.array([3, 4, 5]))
+    >>> queries.tolist(), shard.gather(positions).column("name").to_pylist()
+    ([0, 0, 2], ['c', 'd', 'e'])
+    """
+
+    def __init__(
+        self,
+        files: RelationFiles,
+        manifest: Manifest,
+        number: int,
+        columns: Sequence[str] | None = None,
+        io: IoMode | Disk = "map",
+        include_null_keys: bool = False,
+    ) -> None:
+        shard = manifest.shards[number]
+        names = list(manifest.schema.names if columns is None else columns)
+        unknown = [name for name in names if name not in manifest.schema.names]
+        if unknown:
+            raise SchemaError(
+                f"column {unknown[0]!r} is not in the relation: its columns are {', '.join(manifest.schema.names)}."
+            )
+        mode, disk = _mode_and_disk(io)
+        self.number = number
+        self.version = manifest.version
+        self.stats: ShardStats = shard.stats
+        self._disk = disk
+        self._uses_block_buffer = mode != "map"
+        self._arena = Arena()
+        kept = [s for s in shard.segments if s.is_keyed] + [
+            s for s in shard.segments if include_null_keys and not s.is_keyed
+        ]
+        self._segments = [
+            SegmentReader(files, number, segment, manifest.schema, names, mode, self._arena)
+            for segment in kept
+        ]
+        self.schema: pa.Schema = pa.schema([manifest.schema.field(name) for name in names])
+        self._bases = np.concatenate([[0], np.cumsum([s.rows for s in kept])]).astype(np.int64)
+        self.num_rows = int(self._bases[-1])
+        self.live_rows = sum(segment.live_rows for segment in kept)
+        disk_bytes = sum(segment.rows_bytes for segment in kept)
+        self.disk_row_bytes = disk_bytes / self.num_rows if self.num_rows else 0.0
+        self._row_bytes: float | None = None
+
+    # ---------------------------------------------------------------- scan
+
+    def read_block(self, start: int, rows: int) -> Block:
+        """The live rows at positions ``[start, start + rows)``, clipped at the end of the shard."""
+        if rows < 1 or not 0 <= start <= self.num_rows:
+            raise PlanError(f"a block of {rows} rows at {start} is not in a shard of {self.num_rows} rows.")
+        stop = min(start + rows, self.num_rows)
+        self._charge(start, stop)
+        self._arena.reset()
+        pieces: list[pa.RecordBatch] = []
+        codes: list[Int64Array] = []
+        for segment, low, high in self._pieces(start, stop):
+            batches = segment.read(low, high)
+            block_codes = segment.codes(low, high) if segment.is_keyed else np.zeros(high - low, np.int64)
+            if segment.deleted is not None:
+                alive = ~segment.is_deleted(np.arange(low, high))
+                if not alive.all():
+                    batches = [pa.concat_batches(batches).filter(pa.array(alive))]
+                    block_codes = block_codes[alive]
+            pieces.extend(batches)
+            codes.append(block_codes)
+        return Block(start, stop, _joined(codes), self._concat(pieces))
+
+    def blocks(self, block_rows: int) -> Iterator[Block]:
+        """One cycle: every row once, in blocks of ``block_rows`` positions, the last one shorter."""
+        for start in range(0, self.num_rows, block_rows):
+            yield self.read_block(start, block_rows)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[SegmentReader, int, int]]:
+        for segment, base in zip(self._segments, self._bases[:-1].tolist(), strict=True):
+            low, high = max(start - base, 0), min(stop - base, segment.rows)
+            if low < high:
+                yield segment, low, high
+
+    # ---------------------------------------------------------------- index
+
+    def lookup(self, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """All live rows of each code, through the index: no row is read.
+
+        Returns
+        -------
+        queries, positions
+            Pairs (which of ``codes``, where), by query and then by position.
+
+        Notes
+        -----
+        The sparse index is resident; the codes behind it are mapped and live in the page cache. A simulated disk is
+        charged a page of codes for each distinct page touched. :meth:`locate` answers from the resident part alone.
+        """
+        found = [self._lookup_segment(segment, base, codes) for segment, base in self._keyed()]
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        if len(found) == 1:
+            return found[0]
+        queries = np.concatenate([pair[0] for pair in found])
+        positions = np.concatenate([pair[1] for pair in found])
+        order = np.argsort(queries, kind="stable")
+        return queries[order], positions[order]
+
+    def _lookup_segment(
+        self, segment: SegmentReader, base: int, codes: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        first, count = segment.lookup(codes)
+        if self._disk is not None:
+            pages = np.unique(first * 8 // PAGE_BYTES)
+            for page in pages.tolist():
+                self._disk.access(f"{segment.file_name}.codes", page * PAGE_BYTES, PAGE_BYTES)
+        queries, rows = expand_ranges(first, count)
+        if segment.deleted is not None:
+            alive = ~segment.is_deleted(rows)
+            queries, rows = queries[alive], rows[alive]
+        return queries, rows + base
+
+    def count(self, codes: Int64Array) -> Int64Array:
+        """How many live rows each code has, through the index."""
+        queries, _ = self.lookup(codes)
+        return np.bincount(queries, minlength=len(codes)).astype(np.int64)
+
+    def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Where the rows of each code can be, from the resident index alone: no disk is touched.
+
+        Returns
+        -------
+        queries, starts, stops
+            Ranges of positions, at most one per segment and code, that together hold every row of the code. A code
+            without a range has no row; a code with one may still have none.
+        """
+        found = []
+        for segment, base in self._keyed():
+            low = np.searchsorted(segment.fences, codes, side="left")
+            high = np.searchsorted(segment.fences, codes, side="right")
+            # A code's rows may begin before the first fence equal to it, in the stride of the fence before that.
+            starts = np.maximum(low - 1, 0) * FENCE_STRIDE
+            stops = np.minimum(high * FENCE_STRIDE, segment.rows)
+            queries = np.flatnonzero((high > 0) & (codes <= segment.max_code))
+            found.append((queries, starts[queries] + base, stops[queries] + base))
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+        queries, starts, stops = (np.concatenate(part).astype(np.int64) for part in zip(*found, strict=True))
+        order = np.argsort(queries, kind="stable")
+        return queries[order], starts[order], stops[order]
+
+    def gather(self, positions: Int64Array) -> pa.RecordBatch:
+        """The rows at these positions, in the order asked for."""
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order]
+        rows = self._concat([batch for _, batch in self._gather_ascending(ascending)])
+        if np.array_equal(order, np.arange(len(order))):
+            return rows
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pc.take(rows, pa.array(back), boundscheck=False)
+
+    def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
+        """The rows at these positions in the order that costs least: pairs (which of ``positions``, their rows)."""
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order]
+        for first, batch in self._gather_ascending(ascending):
+            yield order[first : first + batch.num_rows], batch
+
+    def _gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if self._uses_block_buffer or self._disk is not None:
+            yield from self._gather_pages(positions)
+            return
+        bounds = np.searchsorted(positions, self._bases)
+        for segment, base, low, high in zip(
+            self._segments, self._bases[:-1].tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
+        ):
+            for batch in segment.gather(positions[low:high] - base):
+                yield low, batch
+                low += batch.num_rows
+
+    def _gather_pages(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+        page_rows = max(1, int(PAGE_BYTES // max(1.0, self.disk_row_bytes)))
+        pages, offsets = group_by_block(positions, page_rows)
+        for page, low, high in zip(pages.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            start, stop = page * page_rows, min((page + 1) * page_rows, self.num_rows)
+            self._charge(start, stop)
+            self._arena.reset()
+            rows = self._concat(
+                [b for s, low_, high_ in self._pieces(start, stop) for b in s.read(low_, high_)]
+            )
+            yield low, pc.take(rows, pa.array(positions[low:high] - start), boundscheck=False)
+
+    def codes_at(self, positions: Int64Array) -> Int64Array:
+        """The codes of the rows at these positions, in the order asked for."""
+        codes = np.empty(len(positions), np.int64)
+        numbers = np.searchsorted(self._bases, positions, side="right") - 1
+        for number, (segment, base) in enumerate(self._keyed()):
+            mine = numbers == number
+            if mine.any():
+                codes[mine] = segment.all_codes()[positions[mine] - base]
+        return codes
+
+    # ---------------------------------------------------------------- sizes
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean bytes of a projected row in memory, from the first record batch of each segment."""
+        if self._row_bytes is None:
+            samples = [segment.read(0, min(segment.rows, 4096)) for segment in self._segments]
+            batches = [batch for sample in samples for batch in sample]
+            rows = sum(batch.num_rows for batch in batches)
+            self._row_bytes = sum(batch.nbytes for batch in batches) / rows if rows else 0.0
+        return self._row_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the resident index."""
+        return sum(segment.resident_bytes for segment in self._segments) + self._bases.nbytes
+
+    # ---------------------------------------------------------------- helpers
+
+    def _keyed(self) -> Iterator[tuple[SegmentReader, int]]:
+        for segment, base in zip(self._segments, self._bases[:-1].tolist(), strict=True):
+            if segment.is_keyed:
+                yield segment, base
+
+    def _charge(self, start: int, stop: int) -> None:
+        if self._disk is not None:
+            low, high = int(start * self.disk_row_bytes), int(stop * self.disk_row_bytes)
+            self._disk.access(f"shard-{self.number}", low, high - low)
+
+    def _concat(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+        if len(pieces) == 1:
+            return pieces[0]
+        if not pieces:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        return pa.concat_batches(pieces)
+
+
+def _mode_and_disk(io: IoMode | Disk) -> tuple[IoMode, Disk | None]:
+    if isinstance(io, str):
+        if io not in ("map", "buffered", "direct"):
+            raise PlanError(
+                f'io={io!r} is not a way to read: use "map", "buffered", "direct" or a SimulatedDisk.'
+            )
+        return io, None
+    return "map", io
+
+
+def _joined(codes: list[Int64Array]) -> Int64Array:
+    if len(codes) == 1:
+        return codes[0]
+    return np.concatenate(codes) if codes else np.empty(0, np.int64)

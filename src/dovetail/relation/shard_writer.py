@@ -1,0 +1,278 @@
+"""Writing one shard of a new version: what a build, append, upsert or delete does to the rows of one shard.
+
+The same function runs in a Spark task and in the local process. It reads the shard's parent version, writes new
+immutable files next to the old ones, and returns a description of the new shard. Nothing that already exists is touched:
+a row that is replaced or deleted is marked in a new bitmap file, and its bytes stay until a merge leaves them out.
+
+An upsert therefore writes the new rows and one bit per row of the segments it hits. To keep lookups short, a shard with
+more than :data:`MAX_SEGMENTS` segments, or with a segment mostly deleted, merges segments on the way; the cost of merges
+is amortised over the writes that made them necessary.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dovetail.errors import RelationError
+from dovetail.faultpoints import fault_point
+from dovetail.relation.files import RelationFiles, sync_directory, write_durably
+from dovetail.relation.format import (
+    CODE_COLUMN,
+    Deletions,
+    Manifest,
+    Operation,
+    Segment,
+    Shard,
+    ShardStats,
+    digest_of,
+)
+from dovetail.relation.keys import keys_equal
+from dovetail.relation.merge import live_run_statistics, merge_segments
+from dovetail.relation.segment_writer import SegmentWriter
+from dovetail.relation.shard_reader import ShardReader
+
+MAX_SEGMENTS = 8
+MAX_DELETED_FRACTION = 0.5
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What to do to one shard. ``base`` is the version to change: for a build, an empty one."""
+
+    root: str
+    number: int
+    operation: Operation
+    base: Manifest
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.root) / "data" / str(self.number)
+
+
+def write_shard(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Shard:
+    """Apply ``task`` to the rows in ``batches``: their code first, sorted by it, then the relation's columns.
+
+    For a delete the batches hold the key columns only.
+    """
+    return _ShardWriter(task).run(batches)
+
+
+class _ShardWriter:
+    def __init__(self, task: ShardTask) -> None:
+        self._task, self._base = task, task.base
+        self._files = RelationFiles(task.root)
+        self._segments = list(task.base.shards[task.number].segments)
+        self._hashed = task.base.code_kind == "xxhash64"
+        self._replaces = task.operation in ("upsert", "delete")
+        self._adds = task.operation != "delete"
+        key = list(task.base.key)
+        self._reader = ShardReader(self._files, task.base, task.number, columns=key)
+        self._deleted: list[Int64Array] = []
+        self._duplicates = _DuplicateKeys(task.base) if task.base.is_unique_key and self._adds else None
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Shard:
+        keyed = self._new_writer(is_keyed=True)
+        keyless = self._new_writer(is_keyed=False)
+        try:
+            for batch in batches:
+                rows, codes, null_rows = self._split(batch)
+                if null_rows.num_rows:
+                    self._accept_null_keys(null_rows, keyless)
+                if rows.num_rows:
+                    self._accept(rows, codes, keyed)
+        except BaseException:
+            keyed.abandon()
+            keyless.abandon()
+            raise
+        added = [segment for segment in (keyed.close(), keyless.close()) if segment is not None]
+        segments = [*self._with_deletions(), *added]
+        segments = self._merged(segments)
+        return Shard(tuple(segments), self._stats(segments))
+
+    def _new_writer(self, is_keyed: bool) -> SegmentWriter:
+        return SegmentWriter(self._task.directory, uuid.uuid4().hex, self._base.schema, is_keyed)
+
+    def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64Array, pa.RecordBatch]:
+        """Rows with a key and their codes, and rows whose key has a NULL."""
+        code = batch.column(CODE_COLUMN)
+        rows = batch.drop_columns([CODE_COLUMN])
+        if self._adds:
+            rows = rows.cast(self._base.schema)
+        if code.null_count == 0:
+            return rows, code.to_numpy(), rows.slice(0, 0)
+        has_key = code.is_valid()
+        return rows.filter(has_key), code.drop_null().to_numpy(), rows.filter(pc.invert(has_key))
+
+    def _accept_null_keys(self, rows: pa.RecordBatch, writer: SegmentWriter) -> None:
+        if self._task.operation == "upsert":
+            raise RelationError(
+                f"upsert: {rows.num_rows} or more rows have a NULL in the key ({', '.join(self._base.key)}), so the row "
+                "they replace cannot be found. Nothing was changed; filter them out, or append them."
+            )
+        if self._adds:
+            writer.write(rows, np.zeros(rows.num_rows, np.int64))
+
+    def _accept(self, rows: pa.RecordBatch, codes: Int64Array, writer: SegmentWriter) -> None:
+        if self._duplicates is not None:
+            self._duplicates.check(rows, codes)
+        if self._replaces or self._duplicates is not None:
+            present = self._existing(rows, codes)
+            if self._replaces:
+                self._deleted.append(present)
+            elif len(present):
+                self._refuse_duplicate(rows, present)
+        if self._adds:
+            writer.write(rows, codes)
+
+    def _existing(self, rows: pa.RecordBatch, codes: Int64Array) -> Int64Array:
+        """Positions of the live rows that have one of these keys."""
+        queries, positions = self._reader.lookup(codes)
+        if self._hashed and len(positions):
+            mine = [pc.take(rows.column(name), pa.array(queries)) for name in self._base.key]
+            theirs = self._reader.gather(positions)
+            positions = positions[keys_equal(mine, [theirs.column(name) for name in self._base.key])]
+        return positions
+
+    def _refuse_duplicate(self, rows: pa.RecordBatch, positions: Int64Array) -> None:
+        example = self._reader.gather(positions[:1]).to_pylist()[0]
+        raise RelationError(
+            f"the key ({', '.join(self._base.key)}) was declared unique, and {len(positions)} or more appended rows have a "
+            f"key that the relation already has, such as {example}. Nothing was changed; use upsert to replace rows."
+        )
+
+    # ---------------------------------------------------------------- deletions
+
+    def _with_deletions(self) -> list[Segment]:
+        """The parent's segments, with what this version deletes; those left without a row are dropped."""
+        positions = np.unique(np.concatenate(self._deleted)) if self._deleted else np.empty(0, np.int64)
+        segments = []
+        start = 0
+        for segment in self._segments:
+            if not segment.is_keyed:
+                segments.append(segment)
+                continue
+            low, high = np.searchsorted(positions, [start, start + segment.rows])
+            changed = self._delete_rows(segment, positions[low:high] - start) if low < high else segment
+            if changed.live_rows:
+                segments.append(changed)
+            start += segment.rows
+        return segments
+
+    def _delete_rows(self, segment: Segment, rows: Int64Array) -> Segment:
+        bits = np.zeros(-(-segment.rows // 8) * 8, np.bool_)
+        bits[rows] = True
+        bitmap = np.packbits(bits, bitorder="little")
+        count = len(rows)
+        if segment.deletions is not None:
+            bitmap |= np.frombuffer(
+                self._files.read(f"data/{self._task.number}/{segment.deletions.name}"), np.uint8
+            )
+            count += segment.deletions.count
+        if count == segment.rows:
+            return replace(segment, deletions=Deletions("", count, ""))
+        name = f"{segment.name}-{uuid.uuid4().hex[:12]}.deleted"
+        write_durably(self._task.directory / name, bitmap.tobytes())
+        sync_directory(self._task.directory)
+        fault_point("relation.deletions.durable")
+        return replace(segment, deletions=Deletions(name, count, digest_of(bitmap)))
+
+    # ---------------------------------------------------------------- merging
+
+    def _merged(self, segments: list[Segment]) -> list[Segment]:
+        chosen = choose_merge(segments)
+        if not chosen:
+            return segments
+        merged = merge_segments(
+            self._files, self._base.schema, self._task.number, chosen, self._new_writer(is_keyed=True)
+        )
+        kept = [segment for segment in segments if segment not in chosen]
+        return [*merged, *kept]
+
+    def _stats(self, segments: list[Segment]) -> ShardStats:
+        keyed = [segment for segment in segments if segment.is_keyed]
+        distinct, longest = live_run_statistics(self._files, self._base.schema, self._task.number, keyed)
+        return ShardStats(
+            rows=sum(segment.live_rows for segment in segments),
+            bytes=sum(segment.rows_bytes for segment in segments),
+            distinct_codes=distinct,
+            max_multiplicity=longest,
+            null_key_rows=sum(segment.live_rows for segment in segments if not segment.is_keyed),
+        )
+
+
+def choose_merge(segments: list[Segment]) -> list[Segment]:
+    """The segments that are due to be merged into one, in their order; none if none is due.
+
+    The largest segment takes part only when the others together reach half of it: rewriting it for every few small
+    ones would cost as much as a rebuild.
+    """
+    keyed = [segment for segment in segments if segment.is_keyed]
+    due = {s.name for s in keyed if s.rows - s.live_rows > MAX_DELETED_FRACTION * s.rows}
+    if len(keyed) > MAX_SEGMENTS:
+        largest = max(keyed, key=lambda s: s.live_rows)
+        others = [s for s in keyed if s is not largest]
+        due.update(s.name for s in others)
+        if 2 * sum(s.live_rows for s in others) >= largest.live_rows:
+            due.add(largest.name)
+    return [segment for segment in keyed if segment.name in due]
+
+
+class _DuplicateKeys:
+    """Refuses the second row of a key among rows that come sorted by code."""
+
+    def __init__(self, base: Manifest) -> None:
+        self._key, self._hashed = list(base.key), base.code_kind == "xxhash64"
+        self._last_code: int | None = None
+        self._last_keys: list[pa.RecordBatch] = []
+
+    def check(self, rows: pa.RecordBatch, codes: Int64Array) -> None:
+        keys = rows.select(self._key)
+        continues = self._last_code is not None and int(codes[0]) == self._last_code
+        same_as_before = np.concatenate([[continues], codes[1:] == codes[:-1]])
+        if same_as_before.any():
+            self._compare(keys, codes, same_as_before)
+        run_start = int(np.searchsorted(codes, codes[-1], side="left"))
+        if not (continues and run_start == 0):
+            self._last_keys = []
+        self._last_code = int(codes[-1])
+        self._last_keys.append(keys.slice(run_start))
+
+    def _compare(
+        self, keys: pa.RecordBatch, codes: Int64Array, same_as_before: npt.NDArray[np.bool_]
+    ) -> None:
+        if not self._hashed:
+            first = int(np.flatnonzero(same_as_before)[0])
+            self._refuse(keys.slice(first, 1).to_pylist()[0])
+        # Equal hashes need not be equal keys: compare the few keys that share one.
+        shares = same_as_before | np.append(same_as_before[1:], False)
+        seen = set()
+        for key in self._keys_of([*self._last_keys, keys.filter(pa.array(shares))]):
+            values = tuple(_comparable(value) for value in key.values())
+            if values in seen:
+                self._refuse(key)
+            seen.add(values)
+
+    @staticmethod
+    def _keys_of(batches: list[pa.RecordBatch]) -> Iterator[dict[str, object]]:
+        for batch in batches:
+            yield from batch.to_pylist()
+
+    def _refuse(self, example: dict[str, object]) -> None:
+        raise RelationError(
+            f"the key ({', '.join(self._key)}) was declared unique, and the data has more than one row for {example}. "
+            "Nothing was changed; remove the duplicates, or declare unique=False."
+        )
+
+
+def _comparable(value: object) -> object:
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    return value

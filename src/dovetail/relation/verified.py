@@ -1,0 +1,55 @@
+"""Which record batches of a segment this host has already checked against their digests.
+
+Checking every batch in every worker process would read the relation once per worker; checking none would return wrong
+rows from a damaged disk. So the first reader of a batch checks it and says so in a small shared file in the host's
+temporary directory: one byte per batch, mapped by every process. The name of that file contains the digest, the inode,
+the size and the time of the data file, so that a replaced file is checked again.
+"""
+
+import mmap
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+
+def verification_marks(data_file: Path | None, digest: str, batches: int) -> npt.NDArray[np.uint8]:
+    """One mutable byte per batch: non-zero once some process of this host has checked it."""
+    if data_file is None or batches == 0:
+        return np.zeros(batches, np.uint8)
+    directory = _private_directory()
+    if directory is None:
+        return np.zeros(batches, np.uint8)
+    info = data_file.stat()
+    name = (
+        f"{digest}-{info.st_dev:x}-{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}"
+    )
+    try:
+        descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        # A full or read-only temporary directory costs a second check, never a wrong row.
+        return np.zeros(batches, np.uint8)
+    try:
+        if os.fstat(descriptor).st_size < batches:
+            os.ftruncate(descriptor, batches)
+        return np.frombuffer(mmap.mmap(descriptor, batches), np.uint8)
+    except OSError:
+        return np.zeros(batches, np.uint8)
+    finally:
+        os.close(descriptor)
+
+
+def _private_directory() -> Path | None:
+    """A directory that only this user can write, so that nobody else can vouch for our data."""
+    directory = Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}" / "verified"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(directory.parent, 0o700)
+        info = os.lstat(directory.parent)
+    except OSError:
+        return None
+    is_ours = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    return directory if is_ours else None

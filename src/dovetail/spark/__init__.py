@@ -1,0 +1,1 @@
+"""Dovetail on Spark: the only package, besides sources and sinks, that imports pyspark."""

@@ -1,0 +1,110 @@
+"""Columns whose Spark type has no Arrow form, on their way into a relation and back.
+
+Spark hands every type to Python as Arrow data except intervals of years and months, which travel as a number of months,
+and calendar intervals, which Spark itself refuses to store.
+"""
+
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from dovetail.errors import SchemaError
+from dovetail.spark.codes import quoted
+
+Change = Callable[[Column, T.DataType], Column]
+
+
+def encoded_schema(schema: T.StructType) -> T.StructType:
+    """``schema`` with every type that Arrow cannot carry replaced by the one it travels as."""
+    encoded = _encoded_type(schema, "")
+    assert isinstance(encoded, T.StructType)
+    return encoded
+
+
+def encode(df: DataFrame) -> DataFrame:
+    """``df`` with its columns as they travel."""
+    return df.select(
+        *(_encode(F.col(quoted(f.name)), f.dataType).alias(f.name, metadata=f.metadata) for f in df.schema)
+    )
+
+
+def decode(df: DataFrame, schema: T.StructType) -> DataFrame:
+    """The inverse of :func:`encode`: ``df`` with the types of ``schema``."""
+    return df.select(
+        *(_decode(F.col(quoted(f.name)), f.dataType).alias(f.name, metadata=f.metadata) for f in schema)
+    )
+
+
+def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
+    match kind:
+        case T.YearMonthIntervalType():
+            return T.IntegerType()
+        case T.CalendarIntervalType():
+            raise SchemaError(
+                f"column {where!r} is a calendar interval, which Spark cannot store either: cast it to an interval of "
+                "years and months or of days and seconds."
+            )
+        case T.ArrayType():
+            return T.ArrayType(_encoded_type(kind.elementType, where), kind.containsNull)
+        case T.MapType():
+            return T.MapType(
+                _encoded_type(kind.keyType, where),
+                _encoded_type(kind.valueType, where),
+                kind.valueContainsNull,
+            )
+        case T.StructType():
+            fields = [
+                T.StructField(f.name, _encoded_type(f.dataType, where or f.name), f.nullable, f.metadata)
+                for f in kind
+            ]
+            return T.StructType(fields)
+        case _:
+            return kind
+
+
+def _is_plain(kind: T.DataType) -> bool:
+    return _encoded_type(kind, "") == kind
+
+
+def _encode(column: Column, kind: T.DataType) -> Column:
+    if _is_plain(kind):
+        return column
+    if isinstance(kind, T.YearMonthIntervalType):
+        years, months = F.extract(F.lit("YEAR"), column), F.extract(F.lit("MONTH"), column)
+        if kind.endField == T.YearMonthIntervalType.YEAR:
+            return (years * 12).cast("int")
+        if kind.startField == T.YearMonthIntervalType.MONTH:
+            full = column.cast("interval year to month")
+            years, months = F.extract(F.lit("YEAR"), full), F.extract(F.lit("MONTH"), full)
+        return (years * 12 + months).cast("int")
+    return _rebuild(column, kind, _encode)
+
+
+def _decode(column: Column, kind: T.DataType) -> Column:
+    if _is_plain(kind):
+        return column
+    if isinstance(kind, T.YearMonthIntervalType):
+        return F.make_ym_interval(F.lit(0), column).cast(kind)
+    return _rebuild(column, kind, _decode)
+
+
+def _rebuild(column: Column, kind: T.DataType, change: Change) -> Column:
+    match kind:
+        case T.ArrayType():
+            return F.transform(column, lambda element: change(element, kind.elementType))
+        case T.MapType():
+            pairs = F.transform(
+                F.map_entries(column),
+                lambda pair: F.struct(
+                    change(pair["key"], kind.keyType).alias("key"),
+                    change(pair["value"], kind.valueType).alias("value"),
+                ),
+            )
+            return F.map_from_entries(pairs)
+        case T.StructType():
+            fields = [change(column.getField(f.name), f.dataType).alias(f.name) for f in kind]
+            return F.when(column.isNotNull(), F.struct(*fields))
+        case _:
+            raise SchemaError(f"type {kind.simpleString()} cannot be stored.")

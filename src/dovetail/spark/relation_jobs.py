@@ -1,0 +1,180 @@
+"""Relations written and read by Spark jobs.
+
+A write is one job: compute code and shard in the JVM, send every row to its shard, sort by code there, and let
+:func:`dovetail.relation.shard_writer.write_shard` write the shard's files. Each task returns one row that describes what
+it wrote; the driver puts the rows together and commits. A task that Spark runs twice writes files under other names, and
+only those of the attempt whose row arrived are named by the version.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from dovetail import errors
+from dovetail.errors import InternalError, RelationError
+from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, Manifest, Operation, Shard, shard_from_dict
+from dovetail.relation.relation import Relation
+from dovetail.relation.shard_writer import ShardTask, write_shard
+from dovetail.spark.codes import check_key_columns, code_column, quoted, shard_column
+from dovetail.spark.payload import decode, encode, encoded_schema
+
+RECEIPT_SCHEMA = "shard int, receipt string"
+_POLL_SECONDS = 0.2
+
+
+class DataFrameSource:
+    """Rows to write that a Spark DataFrame computes."""
+
+    def __init__(self, df: DataFrame) -> None:
+        if df.isStreaming:
+            raise errors.PlanError(
+                "a streaming DataFrame cannot be written to a relation: write it from foreachBatch, batch by batch."
+            )
+        self._df = df
+        self._plain = encoded_schema(df.schema)
+        self.schema: pa.Schema = to_arrow_schema(self._plain, timezone="UTC")
+        self.spark_schema: dict[str, Any] = df.schema.jsonValue()
+
+    def write(
+        self,
+        root: str,
+        operation: Operation,
+        base: Manifest,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Shard]:
+        """Apply ``operation`` to every shard of ``base`` with these rows, in one Spark job."""
+        columns = list(base.key) if operation == "delete" else base.schema.names
+        check_key_columns(self._df.schema, base.key)
+        shards = len(base.shards)
+        code = code_column(self._df.schema, base.key, base.code_kind)
+        rows = (
+            encode(self._df.select(*map(_column, columns)))
+            .withColumn(CODE_COLUMN, code)
+            .withColumn(SHARD_COLUMN, shard_column(F.col(CODE_COLUMN), shards))
+            .select(SHARD_COLUMN, CODE_COLUMN, *map(_column, columns))
+            .repartitionById(shards, F.col(SHARD_COLUMN))
+            .sortWithinPartitions(F.col(CODE_COLUMN).asc_nulls_first())
+        )
+        task = partial(_write_partition, root, operation, base.to_json())
+        receipts = rows.mapInArrow(task, RECEIPT_SCHEMA)
+        with _job_progress(self._df.sparkSession, shards, progress):
+            collected = receipts.collect()
+        found = {row.shard: _result(row.receipt) for row in collected}
+        # A partition without rows still runs, but has no row to read its shard from: it changed nothing.
+        return [found.get(number, base.shards[number]) for number in range(shards)]
+
+
+def read(relation: Relation, spark: SparkSession) -> DataFrame:
+    """A relation's rows as a Spark DataFrame, one partition per shard.
+
+    Examples
+    --------
+    >>> spark = getfixture("spark")
+    >>> path = getfixture("tmp_path") / "r"
+    >>> relation = Relation.build(spark.createDataFrame([(1, "a"), (2, "b")], "k int, name string"), path, on="k")
+    >>> sorted(map(tuple, read(relation, spark).collect()))
+    [(1, 'a'), (2, 'b')]
+    """
+    schema = spark_schema(relation)
+    shards = spark.range(relation.num_shards, numPartitions=relation.num_shards)
+    task = partial(_read_shards, relation.path, relation.version)
+    return decode(shards.mapInArrow(task, encoded_schema(schema)), schema)
+
+
+def spark_schema(relation: Relation) -> T.StructType:
+    """A relation's columns as a Spark schema."""
+    if relation.spark_schema is not None:
+        return T.StructType.fromJson(relation.spark_schema)
+    return from_arrow_schema(relation.schema)
+
+
+def _column(name: str) -> Any:
+    return F.col(quoted(name))
+
+
+# -------------------------------------------------------------------- in the tasks
+
+
+def _write_partition(
+    root: str, operation: Operation, base_json: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    base = Manifest.from_json(base_json, "the base version")
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return
+    number = first.column(SHARD_COLUMN)[0].as_py()
+    try:
+        shard = write_shard(ShardTask(root, number, operation, base), _without_shard(first, batches, number))
+        receipt = {"shard": asdict(shard)}
+    except RelationError as error:
+        # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
+        receipt = {"error": {"class": type(error).__name__, "message": str(error)}}
+    columns = [pa.array([number], pa.int32()), pa.array([json.dumps(receipt)])]
+    yield pa.RecordBatch.from_arrays(columns, names=["shard", "receipt"])
+
+
+def _without_shard(
+    first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], number: int
+) -> Iterator[pa.RecordBatch]:
+    yield first.drop_columns([SHARD_COLUMN])
+    for batch in batches:
+        if batch.num_rows and batch.column(SHARD_COLUMN)[0].as_py() != number:
+            raise InternalError(f"rows of several shards reached the task of shard {number}.")
+        yield batch.drop_columns([SHARD_COLUMN])
+
+
+def _read_shards(path: str, version: int, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    relation = Relation.open(path, version)
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            for block in relation.shard(number, include_null_keys=True).blocks(10_000):
+                yield block.rows
+
+
+def _result(receipt: str) -> Shard:
+    result = json.loads(receipt)
+    if "error" in result:
+        raise getattr(errors, result["error"]["class"])(result["error"]["message"])
+    return shard_from_dict(result["shard"])
+
+
+# -------------------------------------------------------------------- progress
+
+
+class _job_progress:
+    """Reports a running job's finished tasks from a thread beside it."""
+
+    def __init__(self, spark: SparkSession, shards: int, report: Callable[[int, int], None] | None) -> None:
+        self._spark, self._shards, self._report = spark, shards, report
+        self._stop = threading.Event()
+
+    def __enter__(self) -> None:
+        if self._report is not None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._report is not None:
+            self._stop.set()
+            self._thread.join()
+            if exc[0] is None:
+                self._report(self._shards, self._shards)
+
+    def _watch(self) -> None:
+        assert self._report is not None
+        tracker = self._spark.sparkContext.statusTracker()
+        while not self._stop.wait(_POLL_SECONDS):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+            total = sum(stage.numTasks for stage in stages if stage is not None)
+            if total:
+                self._report(done, total)
