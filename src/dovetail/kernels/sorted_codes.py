@@ -288,7 +288,7 @@ def merge_sorted_runs(
     is_last = np.zeros(len(runs), dtype=np.bool_)
     written = 0
     while written < sources.size:
-        for run in np.flatnonzero((begins == ends) & ~is_last):
+        for run in np.flatnonzero((begins == ends) & ~is_last).tolist():
             piece = runs[run][cursors[run] : cursors[run] + window_rows]
             windows[run, : piece.size] = piece
             begins[run], ends[run] = 0, piece.size
@@ -303,7 +303,7 @@ def merge_sorted_runs(
 
 @njit(cache=True)
 def _count_runs(codes: Any, state: Any) -> None:
-    """Go on counting in sorted codes: state is [distinct codes, longest run, length of the last run, its code]."""
+    """Go on counting: state is [distinct codes, longest run, length of the last run, its code]."""
     distinct, longest, length, last = state[0], state[1], state[2], state[3]
     for i in range(codes.size):
         if length == 0 or codes[i] != last:
@@ -318,7 +318,7 @@ def _count_runs(codes: Any, state: Any) -> None:
 def run_statistics(
     runs: Int64Array | Sequence[Int64Array], deleted: Sequence[BoolArray | None] | None = None
 ) -> tuple[int, int]:
-    """Count the distinct codes of one sorted array, or of several as if merged, and the rows of the most frequent.
+    """Count the distinct codes of sorted arrays, taken as one, and the rows of the most frequent code.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def run_statistics(
     (2, 2)
     """
     arrays = [runs] if isinstance(runs, np.ndarray) else list(runs)
-    masks = [None] * len(arrays) if deleted is None else list(deleted)
+    masks: list[BoolArray | None] = [None] * len(arrays) if deleted is None else list(deleted)
     if [None if mask is None else mask.size for mask in masks] != [
         None if mask is None else run.size for mask, run in zip(masks, arrays, strict=True)
     ]:
