@@ -24,9 +24,7 @@ class _Armed:
     def __init__(self, point: str, trace_path: str) -> None:
         self.name, _, nth = point.partition(":")
         if nth and not (nth.isdigit() and int(nth) > 0):
-            raise ValueError(
-                f"{FAULT_POINT_VARIABLE}={point!r}: after the colon stands which passage kills, from 1."
-            )
+            raise ValueError(f"{FAULT_POINT_VARIABLE}={point!r}: after the colon stands which passage kills, from 1.")
         self.passages_left = int(nth or "1")
         self.trace_path = trace_path
 

@@ -194,9 +194,7 @@ class OperatorMetrics:
         ['cycles', 'shed[random]']
         """
         numbers = [name for name in _NUMBERS if getattr(self, name) < getattr(earlier, name)]
-        shed = [
-            f"shed[{policy}]" for policy, tuples in earlier.shed.items() if self.shed.get(policy, 0) < tuples
-        ]
+        shed = [f"shed[{policy}]" for policy, tuples in earlier.shed.items() if self.shed.get(policy, 0) < tuples]
         return numbers + shed
 
     def __sub__(self, earlier: "OperatorMetrics") -> Self:

@@ -49,11 +49,7 @@ def test_relation_errors_share_a_parent(kind: type[DovetailError]) -> None:
 
 
 def test_all_lists_every_error_of_the_module() -> None:
-    defined = {
-        name
-        for name, value in vars(errors).items()
-        if inspect.isclass(value) and issubclass(value, Exception)
-    }
+    defined = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
     assert defined == set(errors.__all__)
 
 

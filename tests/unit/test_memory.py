@@ -93,9 +93,7 @@ def test_budget_percent_of_is_exact_and_at_least_a_byte() -> None:
     assert Budget.percent_of(10, 0.1).total_bytes == 1
 
 
-@pytest.mark.parametrize(
-    ("whole_bytes", "percent"), [(0, 1.0), (-5, 1.0), (5, 0), (5, -1), (5, float("nan"))]
-)
+@pytest.mark.parametrize(("whole_bytes", "percent"), [(0, 1.0), (-5, 1.0), (5, 0), (5, -1), (5, float("nan"))])
 def test_budget_percent_of_refuses_what_is_not_positive(whole_bytes: int, percent: float) -> None:
     with pytest.raises(BudgetError, match="more than zero"):
         Budget.percent_of(whole_bytes, percent)

@@ -11,9 +11,7 @@ from dovetail.metrics import OperatorMetrics
 
 def _every_counter_distinct() -> OperatorMetrics:
     numbers = {
-        column.name: position
-        for position, column in enumerate(fields(OperatorMetrics), 1)
-        if column.name != "shed"
+        column.name: position for position, column in enumerate(fields(OperatorMetrics), 1) if column.name != "shed"
     }
     return OperatorMetrics(**numbers, shed={"random": 50, "oldest": 60})
 
@@ -56,9 +54,7 @@ def test_metrics_difference_is_what_happened_since() -> None:
     metrics = _every_counter_distinct()
     before = metrics.copy()
     metrics.merge(OperatorMetrics(output_rows=7, disk_seconds=0.5, shed={"random": 2}))
-    assert metrics - before == OperatorMetrics(
-        output_rows=7, disk_seconds=0.5, shed={"random": 2, "oldest": 0}
-    )
+    assert metrics - before == OperatorMetrics(output_rows=7, disk_seconds=0.5, shed={"random": 2, "oldest": 0})
 
 
 def test_metrics_copy_is_independent() -> None:

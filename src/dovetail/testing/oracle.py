@@ -160,9 +160,7 @@ def _relation_columns_put_out(
     relation_rows: Sequence[Row], relation_keys: Sequence[str], how: JoinType, select: Sequence[str] | None
 ) -> list[str]:
     if select is None and not relation_rows and how == "left":
-        raise ValueError(
-            "An empty relation does not show its columns, which a left join puts out: pass select=."
-        )
+        raise ValueError("An empty relation does not show its columns, which a left join puts out: pass select=.")
     columns = list(relation_rows[0]) if select is None and relation_rows else list(select or ())
     return [name for name in columns if name not in relation_keys]
 

@@ -148,9 +148,7 @@ def assert_same_rows(actual: Sequence[Row], expected: Sequence[Row], context: st
         raise AssertionError(f"{context}\n{problem}" if context else problem)
 
 
-def assert_same_groups(
-    actual: Sequence[Row], expected_groups: Sequence[Sequence[Row]], context: str = ""
-) -> None:
+def assert_same_groups(actual: Sequence[Row], expected_groups: Sequence[Sequence[Row]], context: str = "") -> None:
     """Fail unless the actual rows are the expected groups one after the other, each in any order inside.
 
     A group is what one stream tuple gives. So this is "in stream order": which match of a tuple comes first

@@ -42,9 +42,7 @@ def test_oracle_equals_nested_loops(how: JoinType, seed: int) -> None:
     print(f"seed={seed}")
     chance = random.Random(seed)
     values = [None, NAN, 0.0, -0.0, 1.5, 2.5]
-    stream = [
-        {"j": chance.choice(values), "k": chance.choice("ab"), "t": t} for t in range(chance.randrange(25))
-    ]
+    stream = [{"j": chance.choice(values), "k": chance.choice("ab"), "t": t} for t in range(chance.randrange(25))]
     relation = [{"j": chance.choice(values), "k": chance.choice("ab"), "v": v} for v in range(1, 25)]
     got = join_oracle(stream, relation, on=["j", "k"], how=how)
     assert as_multiset(got) == as_multiset(_nested_loops(stream, relation, ["j", "k"], how))
@@ -130,9 +128,7 @@ def test_condition_that_is_no_truth_value_is_refused(verdict: Any) -> None:
 
 def test_select_projects_the_relation_in_the_order_given() -> None:
     relation = [{"k": 1, "v": 1, "w": 2, "x": 3}]
-    assert [list(row) for row in join_oracle([{"k": 1}], relation, on="k", select=["x", "k", "v"])] == [
-        ["k", "x", "v"]
-    ]
+    assert [list(row) for row in join_oracle([{"k": 1}], relation, on="k", select=["x", "k", "v"])] == [["k", "x", "v"]]
 
 
 def test_empty_relation_in_a_left_join_needs_its_columns() -> None:

@@ -100,9 +100,7 @@ def test_rows_of_joins_batches_and_drops_columns() -> None:
 
 
 def test_diff_counts_each_missing_and_extra_row() -> None:
-    text = diff_rows(
-        expected=[{"k": 1}] * 3 + [{"k": 2}], actual=[{"k": 1}, {"k": float("nan")}, {"k": float("nan")}]
-    )
+    text = diff_rows(expected=[{"k": 1}] * 3 + [{"k": 2}], actual=[{"k": 1}, {"k": float("nan")}, {"k": float("nan")}])
     assert text == (
         "4 rows expected, 3 found.\n"
         "missing: 3 (2 distinct)\n"

@@ -1,0 +1,342 @@
+"""Run any semi-stream join through a schedule of actions, and check it after each.
+
+The driver knows nothing of how an operator works. It holds every operator to the same promises:
+
+- ``size()`` never exceeds the budget, between two batches of one call included, and is the sum of
+``sizes()``; - every tuple offered is matched, unmatched, shed or pending: the counters and ``pending`` agree
+with what the driver
+  offered, and ``output_rows`` with what it received;
+- counters only grow; - nothing waits after ``drain``; - every output batch has the same schema; -
+``snapshot`` changes nothing, and a fresh operator that restores it has as much waiting as the one it was
+taken of.
+
+A promise that does not hold is an `AssertionError` whose message has the seed and the actions that led to it;
+so has a note on any error that the operator raises by itself.
+
+Examples
+--------
+>>> from dovetail.testing.batches import stream_batches
+>>> class Echo:
+...     '''Gives back what it is offered, at once.'''
+...     budget, pending, metrics = Budget(1000), 0, OperatorMetrics()
+...     def offer(self, batch):
+...         self.metrics.stream_tuples_in += batch.num_rows
+...         self.metrics.matched_tuples += batch.num_rows
+...         self.metrics.output_rows += batch.num_rows
+...         yield batch
+...     def step(self): return iter(())
+...     def drain(self): return iter(())
+...     def sizes(self): return {"nothing": 0}
+...     def size(self): return 0
+>>> output = drive(Echo(), stream_batches([{"k": 1}, {"k": 2}], on="k", seed=1), schedule=5)
+>>> sum(batch.num_rows for batch in output)
+2
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from dovetail.memory import Budget
+from dovetail.metrics import OperatorMetrics
+from dovetail.testing.batches import CODE_COLUMN
+from dovetail.testing.held import held_array_bytes
+from dovetail.testing.rows import Row, assert_same_groups, assert_same_rows, rows_of
+from dovetail.testing.schedules import Action, describe_action, random_schedule
+
+__all__ = ["Action", "Drivable", "Driver", "drive", "random_schedule"]
+
+
+class Drivable(Protocol):
+    """What the driver asks of an operator; ``snapshot`` and ``restore`` only if the schedule does."""
+
+    def offer(self, batch: pa.RecordBatch, /) -> Iterable[pa.RecordBatch]: ...
+    def step(self) -> Iterable[pa.RecordBatch]: ...
+    def drain(self) -> Iterable[pa.RecordBatch]: ...
+    def size(self) -> int: ...
+    def sizes(self) -> dict[str, int]: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def metrics(self) -> OperatorMetrics: ...
+
+
+def drive(
+    operator: Drivable,
+    batches: Sequence[pa.RecordBatch],
+    schedule: Sequence[Action] | int | None = None,
+    *,
+    make_operator: Callable[[], Drivable] | None = None,
+    budget: Budget | int | None = None,
+    expected: Sequence[Row] | None = None,
+    expected_groups: Sequence[Sequence[Row]] | None = None,
+    measure_arrays: bool = False,
+    borrowed: Sequence[Any] = (),
+) -> list[pa.RecordBatch]:
+    """Run an operator through a schedule and give back its output.
+
+    Parameters
+    ----------
+    operator
+        Fresh, or as the test has prepared it.
+    batches
+        The stream, for ``("offer", number)``.
+    schedule
+        Actions; or a seed for `random_schedule`; or ``None``: offer everything, then drain.
+    make_operator
+        Makes a fresh operator of the same kind, for ``("snapshot_restore",)``.
+    budget
+        What ``size()`` must stay within; by default the operator's own ``budget``, or that of its ``spec``,
+        asked anew each time.
+    expected
+        The rows that must come out, in any order, as `join_oracle` gives them.
+    expected_groups
+        The rows that must come out in stream order, as `join_oracle_by_tuple` gives them.
+    measure_arrays, borrowed
+        Whether to hold ``size()`` against `held_array_bytes`, and what the operator holds but does not own
+        (its shard reader).
+
+    Returns
+    -------
+    list of RecordBatch
+        What came out, in order.
+
+    See Also
+    --------
+    Driver : The same, one action at a time.
+    """
+    seed = None
+    if schedule is None:
+        schedule = [*(("offer", number) for number in range(len(batches))), ("drain",)]
+    elif isinstance(schedule, int):
+        seed, schedule = (
+            schedule,
+            random_schedule(schedule, len(batches), snapshots=make_operator is not None),
+        )
+    driver = Driver(
+        operator,
+        batches,
+        make_operator=make_operator,
+        budget=budget,
+        seed=seed,
+        measure_arrays=measure_arrays,
+        borrowed=borrowed,
+    )
+    driver.run(schedule)
+    if expected is not None:
+        assert_same_rows(driver.rows(), expected, context=driver.history())
+    if expected_groups is not None:
+        assert_same_groups(driver.rows(), expected_groups, context=driver.history())
+    return driver.output
+
+
+class Driver:
+    """One operator under test, driven action by action.
+
+    Every action checks the operator's promises and gives back the rows that it emitted, so that a test reads
+    as a script: offer this, nothing comes out; step; that comes out.
+
+    Parameters
+    ----------
+    operator, batches, make_operator, budget, measure_arrays, borrowed
+        As for `drive`.
+    seed
+        Where the schedule came from, to be named in messages.
+
+    Attributes
+    ----------
+    operator
+        The operator; another one after a restore.
+    output
+        Every batch emitted so far.
+    """
+
+    def __init__(
+        self,
+        operator: Drivable,
+        batches: Sequence[pa.RecordBatch] = (),
+        *,
+        make_operator: Callable[[], Drivable] | None = None,
+        budget: Budget | int | None = None,
+        seed: int | None = None,
+        measure_arrays: bool = False,
+        borrowed: Sequence[Any] = (),
+    ) -> None:
+        self.operator = operator
+        self.output: list[pa.RecordBatch] = []
+        self._batches = batches
+        self._make_operator = make_operator
+        self._budget = None if budget is None else Budget.parse(budget)
+        self._seed = seed
+        self._measure_arrays = measure_arrays
+        self._borrowed = borrowed
+        self._done: list[str] = []
+        self._begin_accounting()
+        self._check()
+
+    # --- actions
+
+    def run(self, schedule: Iterable[Action]) -> None:
+        """Carry out a schedule."""
+        for action in schedule:
+            match action:
+                case ("offer", int(number)):
+                    self._offer(self._batches[number], describe_action(action))
+                case ("offer", batch):
+                    self.offer(batch)
+                case ("step",):
+                    self.step()
+                case ("drain",):
+                    self.drain()
+                case ("snapshot_restore",):
+                    self.snapshot_restore()
+                case ("call", change):
+                    self.call(change)
+                case _:
+                    raise ValueError(f"{action!r} is not an action.")
+
+    def offer(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Offer a batch; the rows that it led to."""
+        return self._offer(batch, describe_action(("offer", batch)))
+
+    def step(self) -> list[dict[str, Any]]:
+        """One disk step; the rows that it led to."""
+        return self._act("step", self.operator.step)
+
+    def drain(self) -> list[dict[str, Any]]:
+        """Step until nothing waits; the rows that it led to."""
+        rows = self._act("drain", self.operator.drain)
+        self._require(self.operator.pending == 0, f"after drain, {self.operator.pending} tuples still wait")
+        return rows
+
+    def call(self, change: Callable[[Any], object]) -> None:
+        """Change something about the operator: its w, its b, its budget."""
+        self._done.append(describe_action(("call", change)))
+        with _Noted(self):
+            change(self.operator)
+        self._check()
+
+    def snapshot_restore(self) -> None:
+        """Go on with a fresh operator that was given this one's snapshot."""
+        self._done.append("snapshot_restore")
+        if self._make_operator is None:
+            raise ValueError("snapshot_restore needs make_operator=, which makes a fresh operator.")
+        before: Any = self.operator
+        pending, metrics, sizes = before.pending, before.metrics.copy(), before.sizes()
+        with _Noted(self):
+            snapshot = before.snapshot()
+        is_unchanged = (before.pending, before.metrics, before.sizes()) == (pending, metrics, sizes)
+        self._require(is_unchanged, "snapshot() changed the operator that it was taken of")
+        fresh: Any = self._make_operator()
+        self._require(fresh is not before, "make_operator gave the operator that is to be replaced")
+        with _Noted(self):
+            fresh.restore(snapshot)
+        self._require(fresh.pending == pending, f"{pending} tuples waited, {fresh.pending} do after restore")
+        self.operator = fresh
+        self._begin_accounting()
+        self._check()
+
+    # --- what came out
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row emitted so far, in order, without the code column."""
+        return rows_of(self.output, drop=[CODE_COLUMN])
+
+    def history(self) -> str:
+        """The seed and the actions so far, on one line each."""
+        seed = "" if self._seed is None else f"seed={self._seed}\n"
+        return f"{seed}actions: {', '.join(self._done) or 'none'}"
+
+    # --- promises
+
+    def _offer(self, batch: pa.RecordBatch, description: str) -> list[dict[str, Any]]:
+        self._offered += batch.num_rows
+        return self._act(description, lambda: self.operator.offer(batch))
+
+    def _act(self, description: str, act: Callable[[], Iterable[pa.RecordBatch]]) -> list[dict[str, Any]]:
+        self._done.append(description)
+        emitted = []
+        with _Noted(self):
+            for batch in act():
+                emitted.append(batch)
+                self._emitted += batch.num_rows
+                # In the middle of a call counters may lag behind, but memory is promised at every moment.
+                self._check_size()
+        for batch in emitted:
+            first = (self.output or emitted)[0]
+            self._require(
+                batch.schema.equals(first.schema),
+                f"output schema changed from\n{first.schema}\nto\n{batch.schema}\n",
+            )
+        self.output += emitted
+        self._check()
+        return rows_of(emitted, drop=[CODE_COLUMN])
+
+    def _begin_accounting(self) -> None:
+        """Take the operator's counters as they are: restored ones go on, fresh ones begin at nothing."""
+        metrics = self.operator.metrics
+        self._metrics_before = metrics.copy()
+        self._tuples_in_before, self._output_rows_before = metrics.stream_tuples_in, metrics.output_rows
+        self._offered = self._emitted = 0
+        # An operator whose counters began anew after a restore did not itself take in what it has waiting.
+        self._inherited = self.operator.pending if metrics.stream_tuples_in == 0 else 0
+
+    def _check(self) -> None:
+        operator, metrics = self.operator, self.operator.metrics
+        self._check_size()
+        if self._measure_arrays:
+            measured, claimed = held_array_bytes(operator, exclude=self._borrowed), operator.size()
+            self._require(measured <= claimed, f"size() says {claimed} bytes, arrays of {measured} bytes are held")
+        self._require(operator.pending >= 0, f"pending is {operator.pending}")
+        decreased = metrics.decreased_since(self._metrics_before)
+        self._require(not decreased, f"counters decreased: {', '.join(decreased)}")
+        self._metrics_before = metrics.copy()
+        self._require_equal(
+            "metrics.stream_tuples_in", metrics.stream_tuples_in, self._tuples_in_before + self._offered
+        )
+        self._require_equal("metrics.output_rows", metrics.output_rows, self._output_rows_before + self._emitted)
+        waiting = self._inherited + metrics.stream_tuples_in - metrics.tuples_left
+        self._require(
+            operator.pending == waiting,
+            f"pending is {operator.pending}, but of {self._inherited + metrics.stream_tuples_in} tuples that "
+            f"came {metrics.matched_tuples} left matched, {metrics.unmatched_tuples} unmatched and "
+            f"{metrics.shed_tuples} shed, so {waiting} should wait",
+        )
+
+    def _check_size(self) -> None:
+        sizes, size, budget_bytes = self.operator.sizes(), self.operator.size(), self._budget_bytes()
+        components = ", ".join(f"{name} {held}" for name, held in sizes.items())
+        self._require(size <= budget_bytes, f"size() is {size}, over the budget of {budget_bytes} ({components})")
+        self._require(sum(sizes.values()) == size, f"size() is {size}, its components are not ({components})")
+        self._require(min(sizes.values(), default=0) >= 0, f"a component is negative ({components})")
+
+    def _budget_bytes(self) -> int:
+        operator: Any = self.operator
+        declared = self._budget or getattr(operator, "budget", None)
+        if declared is None:
+            declared = getattr(getattr(operator, "spec", None), "budget", None)
+        if declared is None:
+            raise TypeError("The operator has neither budget nor spec.budget: pass budget=.")
+        return Budget.parse(declared).total_bytes
+
+    def _require_equal(self, name: str, found: int, wanted: int) -> None:
+        self._require(found == wanted, f"{name} is {found}, should be {wanted}")
+
+    def _require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            raise AssertionError(f"{problem}.\n{self.history()}")
+
+
+class _Noted:
+    """Adds the driver's history to an error that passes through."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            error.add_note(self._driver.history())

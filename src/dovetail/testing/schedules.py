@@ -1,0 +1,112 @@
+"""Schedules: which action comes when, in a test of a semi-stream join.
+
+A schedule is a list of actions, each a tuple whose first item names it:
+
+=============================  =====================================================================
+action                         what the driver does
+=============================  =====================================================================
+``("offer", batch)``           offers a batch, or the one with this number among the driver's batches
+``("step",)``                  one disk step
+``("drain",)``                 steps until nothing waits
+``("snapshot_restore",)``      takes a snapshot, makes a fresh operator, restores it there, goes on with that
+``("call", fn)``               calls ``fn(operator)``: changes w, b or the budget in mid-flight
+=============================  =====================================================================
+
+Examples
+--------
+>>> random_schedule(seed=2, n_batches=2, snapshots=False)
+[('offer', 0), ('offer', 1), ('step',), ('drain',)]
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+
+__all__ = ["Action", "Call", "describe_action", "random_schedule"]
+
+#: Changes something about an operator in mid-flight.
+Call = Callable[[Any], object]
+
+Action = (
+    tuple[Literal["offer"], int | pa.RecordBatch]
+    | tuple[Literal["step"]]
+    | tuple[Literal["drain"]]
+    | tuple[Literal["snapshot_restore"]]
+    | tuple[Literal["call"], Call]
+)
+
+
+def random_schedule(
+    seed: int,
+    n_batches: int,
+    snapshots: bool = True,
+    calls: Sequence[Call] = (),
+    mean_actions_between: float = 1.5,
+) -> list[Action]:
+    """Offer all batches in order with other actions in between, and drain at the end.
+
+    Parameters
+    ----------
+    seed
+        The same seed gives the same schedule.
+    n_batches
+        How many batches there are to offer.
+    snapshots
+        Whether to snapshot and restore now and then; that needs a driver that can make a fresh operator.
+    calls
+        Changes to make in mid-flight, each any number of times.
+    mean_actions_between
+        How many actions come between two offers, on average. 0 offers everything at once.
+
+    Examples
+    --------
+    >>> schedule = random_schedule(seed=7, n_batches=20)
+    >>> [action[1] for action in schedule if action[0] == "offer"] == list(range(20)), schedule[-1]
+    (True, ('drain',))
+    """
+    chance = random.Random(seed)
+    go_on = mean_actions_between / (1 + mean_actions_between)
+    schedule: list[Action] = []
+    # One round more than there are batches: actions come before the first offer, too.
+    for number in range(n_batches + 1):
+        while chance.random() < go_on:
+            schedule.append(_random_action(chance, snapshots, calls))
+        if number < n_batches:
+            schedule.append(("offer", number))
+    schedule.append(("drain",))
+    return schedule
+
+
+def describe_action(action: Action) -> str:
+    """The action in a few words, for messages.
+
+    Examples
+    --------
+    >>> describe_action(("offer", 3)), describe_action(("step",)), describe_action(("call", len))
+    ('offer 3', 'step', 'call len')
+    """
+    match action:
+        case ("offer", int(number)):
+            return f"offer {number}"
+        case ("offer", batch):
+            return f"offer {batch.num_rows} rows"
+        case ("call", change):
+            return f"call {getattr(change, '__name__', repr(change))}"
+        case _:
+            return action[0]
+
+
+def _random_action(chance: random.Random, snapshots: bool, calls: Sequence[Call]) -> Action:
+    weights = {"step": 10, "drain": 1, "snapshot_restore": 2 if snapshots else 0, "call": 3 if calls else 0}
+    (kind,) = chance.choices(list(weights), list(weights.values()))
+    match kind:
+        case "call":
+            return ("call", chance.choice(calls))
+        case "snapshot_restore":
+            return ("snapshot_restore",)
+        case "drain":
+            return ("drain",)
+        case _:
+            return ("step",)
