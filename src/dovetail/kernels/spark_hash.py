@@ -29,12 +29,12 @@ Valid = npt.NDArray[np.bool_]
 
 
 @nb.njit(cache=True, inline="always")
-def _rotl(x: np.uint64, r: np.uint64) -> np.uint64:
+def _rotl(x: Any, r: Any) -> Any:
     return (x << r) | (x >> (_64 - r))
 
 
 @nb.njit(cache=True, inline="always")
-def _avalanche(h: np.uint64) -> np.uint64:
+def _avalanche(h: Any) -> Any:
     h ^= h >> _33
     h *= _P2
     h ^= h >> _29
@@ -43,26 +43,26 @@ def _avalanche(h: np.uint64) -> np.uint64:
 
 
 @nb.njit(cache=True, inline="always")
-def _round(acc: np.uint64, word: np.uint64) -> np.uint64:
+def _round(acc: Any, word: Any) -> Any:
     return _rotl(acc + word * _P2, _31) * _P1
 
 
 @nb.njit(cache=True, inline="always")
-def _hash_word32(word: np.uint64, seed: np.uint64) -> np.uint64:
+def _hash_word32(word: Any, seed: Any) -> Any:
     h = seed + _P5 + np.uint64(4)
     h ^= word * _P1
     return _avalanche(_rotl(h, _23) * _P2 + _P3)
 
 
 @nb.njit(cache=True, inline="always")
-def _hash_word64(word: np.uint64, seed: np.uint64) -> np.uint64:
+def _hash_word64(word: Any, seed: Any) -> Any:
     h = seed + _P5 + np.uint64(8)
     h ^= _rotl(word * _P2, _31) * _P1
     return _avalanche(_rotl(h, _27) * _P1 + _P4)
 
 
 @nb.njit(cache=True, inline="always")
-def _read_le(data: Any, at: int, width: int) -> np.uint64:
+def _read_le(data: Any, at: Any, width: Any) -> Any:
     word = np.uint64(0)
     for i in range(width):
         word |= np.uint64(data[at + i]) << np.uint64(8 * i)
@@ -70,7 +70,7 @@ def _read_le(data: Any, at: int, width: int) -> np.uint64:
 
 
 @nb.njit(cache=True)
-def _hash_bytes(data: Any, start: int, length: int, seed: np.uint64) -> np.uint64:
+def _hash_bytes(data: Any, start: Any, length: Any, seed: Any) -> Any:
     at, end = start, start + length
     if length >= 32:
         v1, v2, v3, v4 = seed + _P1 + _P2, seed + _P2, seed, seed - _P1
@@ -154,9 +154,7 @@ def fold_int64(values: npt.NDArray[np.int64], valid: Valid, seeds: Seeds) -> Non
         _fold_words64(np.ascontiguousarray(values, np.int64).view(np.uint64), valid, seeds)
 
 
-def fold_bytes(
-    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int32], valid: Valid, seeds: Seeds
-) -> None:
+def fold_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int32], valid: Valid, seeds: Seeds) -> None:
     """Fold a column of byte strings, given as Arrow's offsets and data, into ``seeds``."""
     with np.errstate(over="ignore"):
         _fold_bytes(data, offsets, valid, seeds)

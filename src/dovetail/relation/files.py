@@ -1,8 +1,8 @@
 """Files of a relation: durable and exclusive writing on a local disk, reading anywhere that ``pyarrow.fs`` reaches.
 
 Writing needs two things of a file system: a file that was flushed survives a crash, and a name can be created by
-exactly one of several writers. Local disks give both (``fsync``, ``link``). ``pyarrow.fs`` offers neither, so elsewhere a
-relation is read-only, and says so.
+exactly one of several writers. Local disks give both (``fsync``, ``link``). ``pyarrow.fs`` offers neither, so
+elsewhere a relation is read-only, and says so.
 """
 
 import fcntl
@@ -74,9 +74,9 @@ class RelationFiles:
         """The local directory, or the error that says why there is none."""
         if self.local is None:
             raise RelationReadOnly(
-                f"{self.root} is on a {self.filesystem.type_name} file system, where a file cannot be created by exactly "
-                "one of two writers, so the relation can only be read there. Build and change it on a local disk, "
-                "then copy the directory."
+                f"{self.root} is on a {self.filesystem.type_name} file system, where a file cannot be created by "
+                "exactly one of two writers, so the relation can only be read there. Build and change it on a local "
+                "disk, then copy the directory."
             )
         return self.local
 

@@ -85,8 +85,9 @@ class Segment:
 class ShardStats:
     """Counts of one shard, or of a whole relation.
 
-    ``rows`` includes ``null_key_rows``; ``distinct_codes`` and ``max_multiplicity`` speak of the other rows. With hashed
-    codes two keys may share a code, so ``is_unique`` can be false for a key that is unique, never the other way round.
+    ``rows`` includes ``null_key_rows``; ``distinct_codes`` and ``max_multiplicity`` speak of the other rows. With
+    hashed codes two keys may share a code, so ``is_unique`` can be false for a key that is unique, never the other way
+    round.
     """
 
     rows: int

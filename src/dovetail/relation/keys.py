@@ -141,9 +141,7 @@ def _integers(column: pa.Array) -> npt.NDArray[np.int64]:
 def _fold_column(column: pa.Array, seeds: spark_hash.Seeds) -> None:
     kind, valid, t = column.type, _valid_mask(column), pa.types
     if t.is_boolean(kind):
-        spark_hash.fold_int32(
-            column.fill_null(False).cast(pa.int8()).to_numpy().astype(np.int32), valid, seeds
-        )
+        spark_hash.fold_int32(column.fill_null(False).cast(pa.int8()).to_numpy().astype(np.int32), valid, seeds)
     elif t.is_float32(kind):
         spark_hash.fold_int32(_float_bits(column, np.float32).view(np.int32), valid, seeds)
     elif t.is_float64(kind):
@@ -160,7 +158,7 @@ def _fold_column(column: pa.Array, seeds: spark_hash.Seeds) -> None:
 
 
 def _float_bits(column: pa.Array, dtype: type[np.floating]) -> npt.NDArray[np.floating]:
-    values = column.fill_null(0.0).to_numpy(zero_copy_only=False).astype(dtype)
+    values: npt.NDArray[np.floating] = column.fill_null(0.0).to_numpy(zero_copy_only=False).astype(dtype)
     values[values == 0] = 0.0  # one zero
     values[np.isnan(values)] = np.nan  # one NaN, the one Java's floatToIntBits gives
     return values

@@ -5,6 +5,7 @@ that Spark would make.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ _PIECE_ROWS = 65_536
 class ArrowSource:
     """Rows to write that lie in memory as an Arrow table."""
 
-    spark_schema = None
+    spark_schema: dict[str, Any] | None = None
 
     def __init__(self, table: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> None:
         if isinstance(table, pa.RecordBatchReader):

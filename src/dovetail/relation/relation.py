@@ -33,9 +33,7 @@ class RowSource(Protocol):
     schema: pa.Schema
     spark_schema: dict[str, Any] | None
 
-    def write(
-        self, root: str, operation: Operation, base: Manifest, progress: Progress | None = None
-    ) -> list[Shard]:
+    def write(self, root: str, operation: Operation, base: Manifest, progress: Progress | None = None) -> list[Shard]:
         """Apply ``operation`` to every shard of ``base``."""
 
 
@@ -277,8 +275,7 @@ class Relation:
         log = VersionLog(self._files)
         manifests = [log.read(number) for number in log.numbers()]
         return [
-            VersionInfo(m.version, m.parent, m.operation, m.created_at, m.stats.rows, m.stats.bytes)
-            for m in manifests
+            VersionInfo(m.version, m.parent, m.operation, m.created_at, m.stats.rows, m.stats.bytes) for m in manifests
         ]
 
     def shard(
@@ -302,9 +299,7 @@ class Relation:
             Also give the rows whose key has a NULL, after the others. They match nothing by equality.
         """
         if not 0 <= number < self.num_shards:
-            raise PlanError(
-                f"shard {number} does not exist: {self.path} has shards 0 to {self.num_shards - 1}."
-            )
+            raise PlanError(f"shard {number} does not exist: {self.path} has shards 0 to {self.num_shards - 1}.")
         return ShardReader(self._files, self._manifest, number, columns, io, include_null_keys)
 
     def to_arrow(self) -> pa.Table:
@@ -318,7 +313,9 @@ class Relation:
 
     def __repr__(self) -> str:
         key, stats = ", ".join(self.key), self.stats
-        return f"Relation({self.path!r}, version={self.version}, key=({key}), rows={stats.rows}, shards={self.num_shards})"
+        return (
+            f"Relation({self.path!r}, version={self.version}, key=({key}), rows={stats.rows}, shards={self.num_shards})"
+        )
 
 
 def row_source(source: Any) -> RowSource:

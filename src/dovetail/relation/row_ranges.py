@@ -39,22 +39,16 @@ def _read(mapped: pa.Array, start: int, stop: int, read_at: ReadAt) -> pa.Array:
         first, last = int(offsets[0]), int(offsets[-1])
         cut = first & ~7
         child = _read(mapped.values, cut, last, read_at)
-        return pa.Array.from_buffers(
-            kind, rows, [bitmap, pa.py_buffer(offsets - np.int32(cut))], children=[child]
-        )
+        return pa.Array.from_buffers(kind, rows, [bitmap, pa.py_buffer(offsets - np.int32(cut))], children=[child])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         offsets = _offsets(buffers[1], start, rows, read_at)
         first, last = int(offsets[0]), int(offsets[-1])
         data = read_at(buffers[2].address + first, last - first) if last > first else pa.py_buffer(b"")
         return pa.Array.from_buffers(kind, rows, [bitmap, pa.py_buffer(offsets - offsets[0]), data])
     if pa.types.is_boolean(kind):
-        return pa.Array.from_buffers(
-            kind, rows, [bitmap, read_at(buffers[1].address + start // 8, (rows + 7) // 8)]
-        )
+        return pa.Array.from_buffers(kind, rows, [bitmap, read_at(buffers[1].address + start // 8, (rows + 7) // 8)])
     width = kind.bit_width // 8
-    return pa.Array.from_buffers(
-        kind, rows, [bitmap, read_at(buffers[1].address + start * width, rows * width)]
-    )
+    return pa.Array.from_buffers(kind, rows, [bitmap, read_at(buffers[1].address + start * width, rows * width)])
 
 
 def _offsets(buffer: pa.Buffer, start: int, rows: int, read_at: ReadAt) -> npt.NDArray[np.int32]:

@@ -98,9 +98,7 @@ class SegmentReader:
         """The rows at ascending positions, a piece per record batch."""
         numbers, offsets = group_by_block(positions, self._starts[:-1])
         pieces = []
-        for number, low, high in zip(
-            numbers.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
-        ):
+        for number, low, high in zip(numbers.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             inside = positions[low:high] - self._starts[number]
             pieces.append(pc.take(self._batch(number), pa.array(inside), boundscheck=False))
         return pieces
@@ -130,7 +128,8 @@ class SegmentReader:
         """Which of these rows this version has deleted."""
         if self.deleted is None:
             return np.zeros(len(rows), np.bool_)
-        return (self.deleted[rows >> 3] >> (rows & 7).astype(np.uint8)) & np.uint8(1) != 0
+        bits: npt.NDArray[np.uint8] = self.deleted[rows >> 3] >> (rows & 7).astype(np.uint8)
+        return (bits & np.uint8(1)).astype(np.bool_)
 
     # ---------------------------------------------------------------- codes
 
@@ -166,9 +165,7 @@ class SegmentReader:
     @property
     def resident_bytes(self) -> int:
         """What stays in memory for as long as the segment is open: fences, batch table, deletions."""
-        tables = (
-            self._segment.index_bytes + self._starts.nbytes + self._batch_offsets.nbytes + self._marks.nbytes
-        )
+        tables = self._segment.index_bytes + self._starts.nbytes + self._batch_offsets.nbytes + self._marks.nbytes
         return tables + (self.deleted.nbytes if self.deleted is not None else 0)
 
     def _open_pread(self, kind: str, io: IoMode, arena: Arena) -> PreadFile | None:

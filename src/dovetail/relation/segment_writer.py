@@ -67,7 +67,7 @@ class SegmentWriter:
 
     @staticmethod
     def _rows_per_batch(batch: pa.RecordBatch) -> int:
-        mean_row_bytes = max(1, batch.nbytes // batch.num_rows)
+        mean_row_bytes = max(1, int(batch.nbytes) // int(batch.num_rows))
         return max(1, min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // mean_row_bytes))
 
     def _flush(self) -> None:
@@ -96,7 +96,7 @@ class SegmentWriter:
         self._last_code = int(codes[-1])
         self._fences.append(codes[-self._rows % FENCE_STRIDE :: FENCE_STRIDE])
         self._codes_digests.append(digest_of(codes))
-        self._codes_file.write(codes)
+        self._codes_file.write(codes.data)
 
     def close(self) -> Segment | None:
         """Make the files durable and describe them; None, and no files, if there were no rows."""

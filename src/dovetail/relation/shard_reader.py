@@ -26,8 +26,8 @@ Int64Array = npt.NDArray[np.int64]
 class Block:
     """What one disk step read: the live rows at positions ``[start, stop)`` and their codes.
 
-    With ``io="buffered"`` or ``"direct"`` the rows lie in the reader's block buffer, which the next read fills anew: copy
-    (``take``) what must live longer.
+    With ``io="buffered"`` or ``"direct"`` the rows lie in the reader's block buffer, which the next read fills anew:
+    copy (``take``) what must live longer.
     """
 
     start: int
@@ -87,8 +87,7 @@ class ShardReader:
             s for s in shard.segments if include_null_keys and not s.is_keyed
         ]
         self._segments = [
-            SegmentReader(files, number, segment, manifest.schema, names, mode, self._arena)
-            for segment in kept
+            SegmentReader(files, number, segment, manifest.schema, names, mode, self._arena) for segment in kept
         ]
         self.schema: pa.Schema = pa.schema([manifest.schema.field(name) for name in names])
         self._bases = np.concatenate([[0], np.cumsum([s.rows for s in kept])]).astype(np.int64)
@@ -157,9 +156,7 @@ class ShardReader:
         order = np.argsort(queries, kind="stable")
         return queries[order], positions[order]
 
-    def _lookup_segment(
-        self, segment: SegmentReader, base: int, codes: Int64Array
-    ) -> tuple[Int64Array, Int64Array]:
+    def _lookup_segment(self, segment: SegmentReader, base: int, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
         first, count = segment.lookup(codes)
         if self._disk is not None:
             pages = np.unique(first * 8 // PAGE_BYTES)
@@ -237,9 +234,7 @@ class ShardReader:
             start, stop = page * page_rows, min((page + 1) * page_rows, self.num_rows)
             self._charge(start, stop)
             self._arena.reset()
-            rows = self._concat(
-                [b for s, low_, high_ in self._pieces(start, stop) for b in s.read(low_, high_)]
-            )
+            rows = self._concat([b for s, low_, high_ in self._pieces(start, stop) for b in s.read(low_, high_)])
             yield low, pc.take(rows, pa.array(positions[low:high] - start), boundscheck=False)
 
     def codes_at(self, positions: Int64Array) -> Int64Array:
@@ -292,9 +287,7 @@ class ShardReader:
 def _mode_and_disk(io: IoMode | Disk) -> tuple[IoMode, Disk | None]:
     if isinstance(io, str):
         if io not in ("map", "buffered", "direct"):
-            raise PlanError(
-                f'io={io!r} is not a way to read: use "map", "buffered", "direct" or a SimulatedDisk.'
-            )
+            raise PlanError(f'io={io!r} is not a way to read: use "map", "buffered", "direct" or a SimulatedDisk.')
         return io, None
     return "map", io
 

@@ -1,12 +1,13 @@
 """Writing one shard of a new version: what a build, append, upsert or delete does to the rows of one shard.
 
 The same function runs in a Spark task and in the local process. It reads the shard's parent version, writes new
-immutable files next to the old ones, and returns a description of the new shard. Nothing that already exists is touched:
-a row that is replaced or deleted is marked in a new bitmap file, and its bytes stay until a merge leaves them out.
+immutable files next to the old ones, and returns a description of the new shard. Nothing that already exists is
+touched: a row that is replaced or deleted is marked in a new bitmap file, and its bytes stay until a merge leaves them
+out.
 
-An upsert therefore writes the new rows and one bit per row of the segments it hits. To keep lookups short, a shard with
-more than :data:`MAX_SEGMENTS` segments, or with a segment mostly deleted, merges segments on the way; the cost of merges
-is amortised over the writes that made them necessary.
+An upsert therefore writes the new rows and one bit per row of the segments it hits. To keep lookups short, a shard
+with more than :data:`MAX_SEGMENTS` segments, or with a segment mostly deleted, merges segments on the way; the cost
+of merges is amortised over the writes that made them necessary.
 """
 
 import uuid
@@ -114,8 +115,8 @@ class _ShardWriter:
     def _accept_null_keys(self, rows: pa.RecordBatch, writer: SegmentWriter) -> None:
         if self._task.operation == "upsert":
             raise RelationError(
-                f"upsert: {rows.num_rows} or more rows have a NULL in the key ({', '.join(self._base.key)}), so the row "
-                "they replace cannot be found. Nothing was changed; filter them out, or append them."
+                f"upsert: {rows.num_rows} or more rows have a NULL in the key ({', '.join(self._base.key)}), so the "
+                "row they replace cannot be found. Nothing was changed; filter them out, or append them."
             )
         if self._adds:
             writer.write(rows, np.zeros(rows.num_rows, np.int64))
@@ -144,8 +145,8 @@ class _ShardWriter:
     def _refuse_duplicate(self, rows: pa.RecordBatch, positions: Int64Array) -> None:
         example = self._reader.gather(positions[:1]).to_pylist()[0]
         raise RelationError(
-            f"the key ({', '.join(self._base.key)}) was declared unique, and {len(positions)} or more appended rows have a "
-            f"key that the relation already has, such as {example}. Nothing was changed; use upsert to replace rows."
+            f"the key ({', '.join(self._base.key)}) was declared unique, and {len(positions)} or more appended rows "
+            f"have a key that the relation already has, such as {example}. Nothing was changed; use upsert to replace rows."
         )
 
     # ---------------------------------------------------------------- deletions
@@ -172,9 +173,7 @@ class _ShardWriter:
         bitmap = np.packbits(bits, bitorder="little")
         count = len(rows)
         if segment.deletions is not None:
-            bitmap |= np.frombuffer(
-                self._files.read(f"data/{self._task.number}/{segment.deletions.name}"), np.uint8
-            )
+            bitmap |= np.frombuffer(self._files.read(f"data/{self._task.number}/{segment.deletions.name}"), np.uint8)
             count += segment.deletions.count
         if count == segment.rows:
             return replace(segment, deletions=Deletions("", count, ""))
@@ -245,9 +244,7 @@ class _DuplicateKeys:
         self._last_code = int(codes[-1])
         self._last_keys.append(keys.slice(run_start))
 
-    def _compare(
-        self, keys: pa.RecordBatch, codes: Int64Array, same_as_before: npt.NDArray[np.bool_]
-    ) -> None:
+    def _compare(self, keys: pa.RecordBatch, codes: Int64Array, same_as_before: npt.NDArray[np.bool_]) -> None:
         if not self._hashed:
             first = int(np.flatnonzero(same_as_before)[0])
             self._refuse(keys.slice(first, 1).to_pylist()[0])

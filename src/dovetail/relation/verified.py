@@ -24,9 +24,7 @@ def verification_marks(data_file: Path | None, digest: str, batches: int) -> npt
     if directory is None:
         return np.zeros(batches, np.uint8)
     info = data_file.stat()
-    name = (
-        f"{digest}-{info.st_dev:x}-{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}"
-    )
+    name = f"{digest}-{info.st_dev:x}-{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}"
     try:
         descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:

@@ -42,8 +42,8 @@ class VersionLog:
             version = numbers[-1]
         if version not in numbers:
             raise RelationNotFound(
-                f"{self._files.root} has no version {version}: it has {', '.join(map(str, numbers))}. A version that was "
-                "vacuumed cannot be opened again."
+                f"{self._files.root} has no version {version}: it has {', '.join(map(str, numbers))}. A version that "
+                "was vacuumed cannot be opened again."
             )
         name = _name(version)
         return Manifest.from_json(self._files.read(name).decode(errors="replace"), self._files.path(name))
@@ -92,9 +92,7 @@ def prepare(files: RelationFiles, root: Path) -> None:
     """Mark a directory as a relation, refusing one that holds something else."""
     marker = root / MARKER
     if not marker.exists():
-        marker.write_text(
-            f"A Dovetail relation, format {FORMAT_VERSION}. Open it with dovetail.Relation.open.\n"
-        )
+        marker.write_text(f"A Dovetail relation, format {FORMAT_VERSION}. Open it with dovetail.Relation.open.\n")
         sync_directory(root)
 
 

@@ -23,8 +23,8 @@ def check_key_columns(schema: T.StructType, key: Sequence[str]) -> None:
         kind = schema[name].dataType
         if isinstance(kind, T.StringType) and kind != T.StringType():
             raise SchemaError(
-                f"column {name!r} has the collation of {kind.simpleString()}: a key is compared by its bytes. Cast it with "
-                f"collate({name}, 'UTF8_BINARY') first."
+                f"column {name!r} has the collation of {kind.simpleString()}: a key is compared by its bytes. Cast "
+                f"it with collate({name}, 'UTF8_BINARY') first."
             )
 
 
@@ -54,10 +54,6 @@ def shard_column(code: Column, shards: int) -> Column:
 def _local_micros(moment: Column) -> Column:
     """Microseconds of a timestamp without time zone. Put together from its parts: every conversion of Spark's own goes
     through the session's time zone, which has hours that do not exist."""
-    seconds = (
-        F.unix_date(moment.cast("date")).cast("long") * 86_400
-        + F.hour(moment) * 3_600
-        + F.minute(moment) * 60
-    )
+    seconds = F.unix_date(moment.cast("date")).cast("long") * 86_400 + F.hour(moment) * 3_600 + F.minute(moment) * 60
     micros = (F.extract(F.lit("SECOND"), moment) * 1_000_000).cast("long")
     return seconds * 1_000_000 + micros

@@ -32,9 +32,7 @@ def encode(df: DataFrame) -> DataFrame:
 
 def decode(df: DataFrame, schema: T.StructType) -> DataFrame:
     """The inverse of :func:`encode`: ``df`` with the types of ``schema``."""
-    return df.select(
-        *(_decode(F.col(quoted(f.name)), f.dataType).alias(f.name, metadata=f.metadata) for f in schema)
-    )
+    return df.select(*(_decode(F.col(quoted(f.name)), f.dataType).alias(f.name, metadata=f.metadata) for f in schema))
 
 
 def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
@@ -56,8 +54,7 @@ def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
             )
         case T.StructType():
             fields = [
-                T.StructField(f.name, _encoded_type(f.dataType, where or f.name), f.nullable, f.metadata)
-                for f in kind
+                T.StructField(f.name, _encoded_type(f.dataType, where or f.name), f.nullable, f.metadata) for f in kind
             ]
             return T.StructType(fields)
         case _:
@@ -65,7 +62,7 @@ def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
 
 
 def _is_plain(kind: T.DataType) -> bool:
-    return _encoded_type(kind, "") == kind
+    return bool(_encoded_type(kind, "") == kind)
 
 
 def _encode(column: Column, kind: T.DataType) -> Column:

@@ -1,9 +1,9 @@
 """Relations written and read by Spark jobs.
 
 A write is one job: compute code and shard in the JVM, send every row to its shard, sort by code there, and let
-:func:`dovetail.relation.shard_writer.write_shard` write the shard's files. Each task returns one row that describes what
-it wrote; the driver puts the rows together and commits. A task that Spark runs twice writes files under other names, and
-only those of the attempt whose row arrived are named by the version.
+:func:`dovetail.relation.shard_writer.write_shard` write the shard's files. Each task returns one row that describes
+what it wrote; the driver puts the rows together and commits. A task that Spark runs twice writes files under other
+names, and only those of the attempt whose row arrived are named by the version.
 """
 
 import json
@@ -66,7 +66,7 @@ class DataFrameSource:
         )
         task = partial(_write_partition, root, operation, base.to_json())
         receipts = rows.mapInArrow(task, RECEIPT_SCHEMA)
-        with _job_progress(self._df.sparkSession, shards, progress):
+        with _JobProgress(self._df.sparkSession, shards, progress):
             collected = receipts.collect()
         found = {row.shard: _result(row.receipt) for row in collected}
         # A partition without rows still runs, but has no row to read its shard from: it changed nothing.
@@ -122,9 +122,7 @@ def _write_partition(
     yield pa.RecordBatch.from_arrays(columns, names=["shard", "receipt"])
 
 
-def _without_shard(
-    first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], number: int
-) -> Iterator[pa.RecordBatch]:
+def _without_shard(first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
     yield first.drop_columns([SHARD_COLUMN])
     for batch in batches:
         if batch.num_rows and batch.column(SHARD_COLUMN)[0].as_py() != number:
@@ -150,7 +148,7 @@ def _result(receipt: str) -> Shard:
 # -------------------------------------------------------------------- progress
 
 
-class _job_progress:
+class _JobProgress:
     """Reports a running job's finished tasks from a thread beside it."""
 
     def __init__(self, spark: SparkSession, shards: int, report: Callable[[int, int], None] | None) -> None:
