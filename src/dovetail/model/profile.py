@@ -1,0 +1,226 @@
+"""What is joined: the sizes and frequencies on which a plan depends."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dovetail.errors import PlanError
+
+__all__ = ["HitCurve", "JoinProfile", "as_hit_curve", "kernel_bytes_per_entry"]
+
+HitCurve = Callable[[float], float]
+"""Share of the stream, 0 to 1, that the given number of relation rows serves, best (or first) rows first."""
+
+
+def as_hit_curve(curve: HitCurve | ArrayLike | None, relation_rows: int) -> HitCurve:
+    """Take a hit curve in any form: a function, cumulative shares, or None for a uniform stream.
+
+    Parameters
+    ----------
+    curve
+        A function of a number of rows; or an array whose entry i is the share that the first i + 1 rows serve
+        (between entries the curve is linear); or None.
+    relation_rows
+        Rows of R; only needed for None.
+
+    Examples
+    --------
+    >>> as_hit_curve(None, 200)(50)
+    0.25
+    >>> curve = as_hit_curve([0.5, 0.8, 1.0], 3)
+    >>> curve(0), curve(1), curve(1.5), curve(99)
+    (0.0, 0.5, 0.65, 1.0)
+    """
+    if curve is None:
+        return lambda rows: min(max(rows / relation_rows, 0.0), 1.0)
+    if callable(curve):
+        return curve
+    shares = np.concatenate([[0.0], np.asarray(curve, dtype=np.float64)])
+    grows = shares.size > 1 and bool(np.isfinite(shares).all() and (np.diff(shares) >= 0).all())
+    if not grows or shares[-1] > 1.0 + 1e-9:
+        raise PlanError("A hit curve must hold cumulative shares that never decrease and end at 1 or below.")
+    positions = np.arange(shares.size, dtype=np.float64)
+    return lambda rows: float(min(np.interp(rows, positions, shares), 1.0))
+
+
+def kernel_bytes_per_entry() -> float:
+    """Bytes that the window's hash table takes per tuple, beside the tuple itself.
+
+    Examples
+    --------
+    >>> 16 <= kernel_bytes_per_entry() <= 128
+    True
+    """
+    from dovetail.kernels.multimap import MultiMap
+
+    # The table's own few fixed bytes must not count, so a large one is asked.
+    entries = 1 << 20
+    return MultiMap.nbytes_of(entries) / entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinProfile:
+    """One shard of a relation and the stream that meets it.
+
+    Parameters
+    ----------
+    relation_rows
+        R_t: rows of R.
+    relation_row_bytes
+        v_R: bytes of a row as it is read from disk.
+    stream_tuple_bytes
+        v_S: bytes of a stream tuple.
+    window_entry_bytes
+        Bytes that a waiting stream tuple takes in all: the papers' f v_S plus its pointer in the queue.
+    cache_entry_bytes
+        Bytes that a cached relation row takes in all: the papers' f v_R.
+    matches_per_tuple
+        Result tuples per stream tuple, on average.
+    hit_curve
+        Share of the stream that a cache of so many rows serves when it holds the best ones. None: uniform.
+    storage_curve
+        Share of the stream that falls on the first so many rows of R in the order in which they are stored.
+        None: every block is as likely as any other. HYBRIDJOIN depends on it.
+
+    Examples
+    --------
+    The synthetic data set of the MESHJOIN paper, every tuple at its declared bytes.
+
+    >>> profile = JoinProfile.declared(relation_rows=3_500_000)
+    >>> profile.relation_bytes, profile.window_entry_bytes, profile.cache_entry_bytes
+    (420000000, 20.0, 120.0)
+    """
+
+    relation_rows: int
+    relation_row_bytes: float
+    stream_tuple_bytes: float
+    window_entry_bytes: float
+    cache_entry_bytes: float
+    matches_per_tuple: float = 1.0
+    hit_curve: HitCurve | None = None
+    storage_curve: HitCurve | None = None
+
+    def __post_init__(self) -> None:
+        if self.relation_rows < 1:
+            raise PlanError(f"relation_rows={self.relation_rows}: a model needs at least one row.")
+        for name in ("relation_row_bytes", "stream_tuple_bytes", "window_entry_bytes", "cache_entry_bytes"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise PlanError(f"{name}={getattr(self, name)}: a row takes a positive number of bytes.")
+        if not (math.isfinite(self.matches_per_tuple) and self.matches_per_tuple >= 0):
+            raise PlanError(f"matches_per_tuple={self.matches_per_tuple}: it must be 0 or more.")
+
+    @classmethod
+    def declared(
+        cls,
+        *,
+        relation_rows: int,
+        relation_row_bytes: float = 120,
+        stream_tuple_bytes: float = 20,
+        matches_per_tuple: float = 1.0,
+        hit_curve: HitCurve | ArrayLike | None = None,
+        storage_curve: HitCurve | ArrayLike | None = None,
+    ) -> Self:
+        """Make a profile in which tables have no overhead (the papers' f = 1, no pointers).
+
+        Examples
+        --------
+        >>> JoinProfile.declared(relation_rows=10, stream_tuple_bytes=32).window_entry_bytes
+        32.0
+        """
+        return cls.with_overhead(
+            relation_rows=relation_rows,
+            relation_row_bytes=relation_row_bytes,
+            stream_tuple_bytes=stream_tuple_bytes,
+            window_overhead_bytes=0.0,
+            cache_overhead_bytes=0.0,
+            matches_per_tuple=matches_per_tuple,
+            hit_curve=hit_curve,
+            storage_curve=storage_curve,
+        )
+
+    @classmethod
+    def with_overhead(
+        cls,
+        *,
+        relation_rows: int,
+        relation_row_bytes: float = 120,
+        stream_tuple_bytes: float = 20,
+        window_overhead_bytes: float | None = None,
+        cache_overhead_bytes: float | None = None,
+        matches_per_tuple: float = 1.0,
+        hit_curve: HitCurve | ArrayLike | None = None,
+        storage_curve: HitCurve | ArrayLike | None = None,
+    ) -> Self:
+        """Make a profile with the overhead per entry of the tables, by default that of the kernels.
+
+        Examples
+        --------
+        >>> profile = JoinProfile.with_overhead(relation_rows=10, window_overhead_bytes=12, cache_overhead_bytes=8)
+        >>> profile.window_entry_bytes, profile.cache_entry_bytes
+        (32.0, 128.0)
+        >>> JoinProfile.with_overhead(relation_rows=10).window_entry_bytes == 20 + kernel_bytes_per_entry()
+        True
+        """
+        if window_overhead_bytes is None:
+            window_overhead_bytes = kernel_bytes_per_entry()
+        if cache_overhead_bytes is None:
+            cache_overhead_bytes = kernel_bytes_per_entry()
+        return cls(
+            relation_rows=relation_rows,
+            relation_row_bytes=float(relation_row_bytes),
+            stream_tuple_bytes=float(stream_tuple_bytes),
+            window_entry_bytes=float(stream_tuple_bytes + window_overhead_bytes),
+            cache_entry_bytes=float(relation_row_bytes + cache_overhead_bytes),
+            matches_per_tuple=matches_per_tuple,
+            hit_curve=None if hit_curve is None else as_hit_curve(hit_curve, relation_rows),
+            storage_curve=None if storage_curve is None else as_hit_curve(storage_curve, relation_rows),
+        )
+
+    @property
+    def relation_bytes(self) -> int:
+        """Bytes of R on disk."""
+        return round(self.relation_rows * self.relation_row_bytes)
+
+    def blocks(self, block_rows: int) -> int:
+        """k: blocks, the last one perhaps shorter, that make up R.
+
+        Examples
+        --------
+        >>> JoinProfile.declared(relation_rows=10).blocks(4)
+        3
+        """
+        return -(-self.relation_rows // block_rows)
+
+    def hit_ratio(self, cached_rows: float) -> float:
+        """h: share of the stream that a cache of so many rows serves.
+
+        Examples
+        --------
+        >>> JoinProfile.declared(relation_rows=10).hit_ratio(5)
+        0.5
+        """
+        if cached_rows >= self.relation_rows:
+            return 1.0
+        return as_hit_curve(self.hit_curve, self.relation_rows)(cached_rows)
+
+    def block_shares(self, block_rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Give the shares of the stream that fall on the blocks of R, and how many blocks have each share.
+
+        Examples
+        --------
+        >>> shares, counts = JoinProfile.declared(relation_rows=100).block_shares(25)
+        >>> shares.tolist(), counts.tolist()
+        ([0.25], [4.0])
+        """
+        blocks = self.blocks(block_rows)
+        if self.storage_curve is None:
+            return np.array([1.0 / blocks]), np.array([float(blocks)])
+        edges = np.minimum(np.arange(blocks + 1, dtype=np.int64) * block_rows, self.relation_rows)
+        shares = np.diff([self.storage_curve(float(edge)) for edge in edges])
+        # A block that nothing asks for is never read.
+        shares = shares[shares > 0.0]
+        return shares, np.ones(shares.size)

@@ -1,0 +1,72 @@
+"""Maximum of a function that rises and then falls, up to small steps: what all tuners look for."""
+
+import math
+from collections.abc import Callable
+
+from dovetail.errors import PlanError
+
+__all__ = ["maximise", "maximise_integer"]
+
+_GRID_POINTS = 33
+_REFINED_POINTS = 9
+
+
+def maximise(function: Callable[[float], float], low: float, high: float) -> float:
+    """Find where a function of one number is largest, to about 1e-7 of the interval.
+
+    An even grid finds the highest hill, and ever finer grids its top, so that a curve with several humps, or
+    one that is flat outside a small part of the interval, is no trap unless it is finer than the grid.
+
+    Examples
+    --------
+    >>> round(maximise(lambda x: -((x - 0.3) ** 2), 0.0, 1.0), 6)
+    0.3
+    """
+    points = [low + (high - low) * i / (_GRID_POINTS - 1) for i in range(_GRID_POINTS)]
+    while True:
+        values = [function(point) for point in points]
+        best = max(range(len(points)), key=values.__getitem__)
+        left, right = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
+        if right - left <= 1e-7 * max(high - low, 1e-300):
+            return points[best]
+        points = [left + (right - left) * i / (_REFINED_POINTS - 1) for i in range(_REFINED_POINTS)]
+
+
+def maximise_integer(function: Callable[[int], float], low: int, high: int) -> int:
+    """Find the whole number at which a function is largest, on a logarithmic scale.
+
+    Whatever is rounded inside the function makes it a staircase, of which the best step that was met is
+    returned.
+
+    Examples
+    --------
+    >>> maximise_integer(lambda rows: -abs(rows - 12_345), 1, 10**9)
+    12345
+    """
+    if not 1 <= low <= high:
+        raise PlanError(f"There is no whole number to choose from between {low} and {high}.")
+    values: dict[int, float] = {}
+
+    def value(candidate: int) -> float:
+        if candidate not in values:
+            values[candidate] = function(candidate)
+        return values[candidate]
+
+    points = _geometric(low, high, _GRID_POINTS)
+    while True:
+        best = max(range(len(points)), key=lambda i: value(points[i]))
+        left, right = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
+        if right - left < _REFINED_POINTS:
+            for candidate in range(left, right + 1):
+                value(candidate)
+            return max(values, key=values.__getitem__)
+        finer = _geometric(left, right, _REFINED_POINTS)
+        if finer == points:
+            return max(values, key=values.__getitem__)
+        points = finer
+
+
+def _geometric(low: int, high: int, count: int) -> list[int]:
+    ratio = math.log(high / low)
+    spread = {min(high, max(low, round(low * math.exp(ratio * i / (count - 1))))) for i in range(count)}
+    return sorted(spread | {low, high})
