@@ -24,6 +24,7 @@ from rich.table import Table
 import dovetail as dt
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.memory import format_bytes
+from dovetail.relation.format import RelationStats, ShardStats
 from dovetail.relation.keys import compute_codes
 
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
@@ -40,7 +41,6 @@ def start_spark() -> SparkSession:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .config("spark.log.level", "ERROR")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
@@ -86,15 +86,26 @@ def show_shards(relation: dt.Relation) -> None:
     table = Table(title="The relation", title_justify="left")
     for heading in ("shard", "rows", "bytes", "distinct codes", "most rows of a code"):
         table.add_column(heading, justify="right")
-    for name, stats in [*enumerate(relation.stats.shards), ("all", relation.stats)]:
+    lines: list[tuple[str, ShardStats | RelationStats]] = [("all", relation.stats)]
+    lines[:0] = [(str(number), stats) for number, stats in enumerate(relation.stats.shards)]
+    for name, stats in lines:
         table.add_row(
-            str(name),
+            name,
             f"{stats.rows:,}",
             format_bytes(stats.bytes),
             f"{stats.distinct_codes:,}",
             str(stats.max_multiplicity),
             style="bold" if name == "all" else "",
         )
+    console.print(table)
+
+
+def show_versions(relation: dt.Relation) -> None:
+    table = Table(title="Its versions: old ones stay readable until they are vacuumed", title_justify="left")
+    for heading in ("version", "made by", "at", "rows", "bytes"):
+        table.add_column(heading, justify="left" if heading in ("made by", "at") else "right")
+    for info in relation.versions():
+        table.add_row(str(info.version), info.operation, info.created_at, f"{info.rows:,}", format_bytes(info.bytes))
     console.print(table)
 
 
@@ -112,9 +123,13 @@ def run(path: Path, rows: int) -> None:
         spark = start_spark()
         spark.range(1).count()
 
-    with timed(f"Build: route {rows:,} rows to 4 shards, sort each by key, write segments and index"):
+    with timed(f"Build: route {rows:,} rows to 4 shards, sort, write rows and index"):
         first = dt.Relation.build(customers(spark, 0, rows, "basic"), path, on=["customer_id"], shards=4)
     show_shards(first)
+    console.print(
+        f"Held in memory to find any row: {format_bytes(first.index_bytes)} of index, "
+        f"{first.index_bytes / first.stats.bytes:.2%} of the relation's bytes"
+    )
 
     changed = max(1, rows // 100)
     with timed(f"Upsert {changed:,} customers who became premium"):
@@ -126,8 +141,8 @@ def run(path: Path, rows: int) -> None:
 
     console.rule("From here on without Spark")
     relation = dt.Relation.open(path)
-    console.print(f"Versions: {[str(version) for version in relation.versions()]}; open: {relation.version}")
-    columns = ["customer_id", "name", "segment", "balance", "since", "tags"]
+    show_versions(relation)
+    columns = ["customer_id", "name", "segment", "balance", "since"]
     asked = np.array([0, changed - 1, changed, rows - 1], dtype=np.int64)
     show_rows(f"Customers {asked.tolist()} now", look_up(third, asked, columns))
     then = dt.Relation.open(path, version=first.version)
@@ -139,17 +154,15 @@ def run(path: Path, rows: int) -> None:
     found = look_up(relation, wanted, columns)
     seconds = time.perf_counter() - started
     console.print(
-        f"Looked up {len(wanted):,} random customers, all columns: {found.num_rows:,} rows "
-        f"in {seconds:.2f} s, [bold]{found.num_rows / seconds:,.0f} rows/s[/]"
+        f"Looked up {len(wanted):,} random customers: {found.num_rows:,} rows in {seconds:.2f} s, "
+        f"[bold]{found.num_rows / seconds:,.0f} rows/s[/]"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000, help="customers to build (default: 200000)")
-    parser.add_argument(
-        "--path", type=Path, help="where to keep the relation (default: a temporary directory)"
-    )
+    parser.add_argument("--path", type=Path, help="where to keep the relation (default: a temporary directory)")
     arguments = parser.parse_args()
     if arguments.rows < 10:
         parser.error("--rows: at least 10 are needed to show anything")

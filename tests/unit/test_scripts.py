@@ -82,9 +82,7 @@ def test_java_too_old_is_never_taken(machine: Path, java_home: Run, version: str
     assert (finished.returncode, finished.stdout) == (1, "")
 
 
-def test_java_of_the_distribution_is_found_when_the_path_has_an_older_one(
-    machine: Path, java_home: Run
-) -> None:
+def test_java_of_the_distribution_is_found_when_the_path_has_an_older_one(machine: Path, java_home: Run) -> None:
     install_java(machine, "11")
     installed = install_java(machine / "jvm" / "java-21", "21")
     assert java_home().stdout == f"{installed}\n"
