@@ -13,13 +13,11 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from dovetail.relation.format import CODE_COLUMN
 from dovetail.relation.keys import compute_codes
 from dovetail.testing.rows import Row, canonical
 
 __all__ = ["CODE_COLUMN", "CodeOf", "colliding_code", "split_at_random", "stream_batches", "with_codes"]
-
-#: Name of the column in which a stream batch carries its join codes.
-CODE_COLUMN = "__code"
 
 #: Gives a row's code, or ``None`` where its key has a NULL.
 CodeOf = Callable[[Row], int | None]

@@ -2,23 +2,24 @@
 
 The driver knows nothing of how an operator works. It holds every operator to the same promises:
 
-- ``size()`` never exceeds the budget, between two batches of one call included, and is the sum of
-``sizes()``; - every tuple offered is matched, unmatched, shed or pending: the counters and ``pending`` agree
-with what the driver
+- ``size()`` never exceeds the budget, between two batches of one call included, and is the sum of ``sizes()``;
+- every tuple offered is matched, unmatched, shed or pending: the counters and ``pending`` agree with what the driver
   offered, and ``output_rows`` with what it received;
-- counters only grow; - nothing waits after ``drain``; - every output batch has the same schema; -
-``snapshot`` changes nothing, and a fresh operator that restores it has as much waiting as the one it was
-taken of.
+- counters only grow;
+- nothing waits after ``drain``, and ``oldest`` is ``None`` exactly when nothing waits;
+- every output batch has the same schema;
+- ``snapshot`` changes nothing, and a fresh operator that restores it, read back from storage, has as much waiting as
+  the one it was taken of.
 
-A promise that does not hold is an `AssertionError` whose message has the seed and the actions that led to it;
-so has a note on any error that the operator raises by itself.
+A promise that does not hold is an `AssertionError` whose message has the seed and the actions that led to it; so has a
+note on any error that the operator raises by itself.
 
 Examples
 --------
 >>> from dovetail.testing.batches import stream_batches
 >>> class Echo:
 ...     '''Gives back what it is offered, at once.'''
-...     budget, pending, metrics = Budget(1000), 0, OperatorMetrics()
+...     budget, pending, oldest, metrics = Budget(1000), 0, None, OperatorMetrics()
 ...     def offer(self, batch):
 ...         self.metrics.stream_tuples_in += batch.num_rows
 ...         self.metrics.matched_tuples += batch.num_rows
@@ -44,6 +45,7 @@ from dovetail.testing.batches import CODE_COLUMN
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.rows import Row, assert_same_groups, assert_same_rows, rows_of
 from dovetail.testing.schedules import Action, describe_action, random_schedule
+from dovetail.testing.snapshots import through_storage
 
 __all__ = ["Action", "Drivable", "Driver", "drive", "random_schedule"]
 
@@ -58,6 +60,8 @@ class Drivable(Protocol):
     def sizes(self) -> dict[str, int]: ...
     @property
     def pending(self) -> int: ...
+    @property
+    def oldest(self) -> int | None: ...
     @property
     def metrics(self) -> OperatorMetrics: ...
 
@@ -231,7 +235,7 @@ class Driver:
         fresh: Any = self._make_operator()
         self._require(fresh is not before, "make_operator gave the operator that is to be replaced")
         with _Noted(self):
-            fresh.restore(snapshot)
+            fresh.restore(through_storage(snapshot))
         self._require(fresh.pending == pending, f"{pending} tuples waited, {fresh.pending} do after restore")
         self.operator = fresh
         self._begin_accounting()
@@ -288,7 +292,12 @@ class Driver:
         if self._measure_arrays:
             measured, claimed = held_array_bytes(operator, exclude=self._borrowed), operator.size()
             self._require(measured <= claimed, f"size() says {claimed} bytes, arrays of {measured} bytes are held")
-        self._require(operator.pending >= 0, f"pending is {operator.pending}")
+        pending, oldest = operator.pending, operator.oldest
+        self._require(pending >= 0, f"pending is {pending}")
+        self._require(
+            oldest is None if pending == 0 else oldest is not None and oldest >= 0,
+            f"{pending} tuples wait, and the oldest of them is {oldest}",
+        )
         decreased = metrics.decreased_since(self._metrics_before)
         self._require(not decreased, f"counters decreased: {', '.join(decreased)}")
         self._metrics_before = metrics.copy()

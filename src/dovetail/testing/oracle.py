@@ -7,8 +7,8 @@ its key. The rules are those of Spark's equi-join:
 - NaN equals NaN; -0.0 equals 0.0; both sides' keys are of one type, as Spark makes them before it joins;
 - ``left`` and ``anti`` still emit a stream row whose key has a NULL;
 - a condition that gives NULL (``None``) is no match;
-- output columns: the stream's, then the relation's without its join columns; the join columns carry the
-  stream's names and values. ``semi`` and ``anti`` give the stream's columns only.
+- output columns: the join columns once, with the stream's names and values, then the stream's others, then the
+  relation's others. ``semi`` and ``anti`` give the stream's columns only, the join columns first.
 
 Supported: inner, left, semi and anti joins; equality on one or several columns, a condition on top of it, or
 a condition alone. Not supported: right and full joins; columns other than join columns that both sides name
@@ -134,20 +134,24 @@ def join_oracle_by_tuple(
         key = _join_key(stream_row, stream_keys)
         candidates = [] if key is None else relation_rows_by_key.get(key, [])
         matches = [row for row in candidates if condition is None or _is_true(condition(stream_row, row))]
-        groups.append(_output_of(stream_row, matches, other_columns, how))
+        groups.append(_output_of(_keys_first(stream_row, stream_keys), matches, other_columns, how))
     return groups
 
 
+def _keys_first(row: Row, keys: Sequence[str]) -> dict[str, Any]:
+    return {name: row[name] for name in keys} | dict(row)
+
+
 def _output_of(
-    stream_row: Row, matches: Sequence[Row], other_columns: Sequence[str], how: JoinType
+    stream_row: dict[str, Any], matches: Sequence[Row], other_columns: Sequence[str], how: JoinType
 ) -> list[dict[str, Any]]:
     if how == "semi":
-        return [dict(stream_row)] if matches else []
+        return [stream_row] if matches else []
     if how == "anti":
-        return [] if matches else [dict(stream_row)]
+        return [] if matches else [stream_row]
     if how == "left" and not matches:
-        return [dict(stream_row) | dict.fromkeys(other_columns)]
-    return [dict(stream_row) | {name: match[name] for name in other_columns} for match in matches]
+        return [stream_row | dict.fromkeys(other_columns)]
+    return [stream_row | {name: match[name] for name in other_columns} for match in matches]
 
 
 def _names_per_side(on: KeyNames) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.memory import Budget
 from dovetail.metrics import OperatorMetrics
+from dovetail.operators.protocol import Snapshot
 from dovetail.testing.batches import stream_batches
 from dovetail.testing.driver import Driver, drive
 from dovetail.testing.oracle import join_oracle, join_oracle_by_tuple
@@ -50,6 +51,10 @@ class ToyJoin:
     def pending(self) -> int:
         return sum(batch.num_rows for batch in self.window)
 
+    @property
+    def oldest(self) -> int | None:
+        return self.metrics.tuples_left if self.pending else None
+
     def sizes(self) -> dict[str, int]:
         return {"window": sum(batch.get_total_buffer_size() for batch in self.window), "spare": 0}
 
@@ -85,19 +90,24 @@ class ToyJoin:
         self.metrics.output_rows += len(rows)
         return pa.RecordBatch.from_pylist(rows, schema=OUTPUT_SCHEMA)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"window": list(self.window), "metrics": self.metrics.as_dict()}
+    def snapshot(self) -> Snapshot:
+        tables = {str(number): pa.Table.from_batches([batch]) for number, batch in enumerate(self.window)}
+        return Snapshot("toy", {}, tables, {"metrics": self.metrics.as_dict()})
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        self.window = deque(snapshot["window"])
-        self.metrics = OperatorMetrics.from_dict(snapshot["metrics"])
+    def restore(self, snapshot: Snapshot) -> None:
+        # Copied: the columns of one stored table share its memory.
+        self.window = deque(
+            pa.RecordBatch.from_pylist(table.to_pylist(), schema=table.schema) for table in snapshot.tables.values()
+        )
+        self.metrics = OperatorMetrics.from_dict(snapshot.values["metrics"])
 
 
 class CountersBeginAnew(ToyJoin):
     """Not broken: counters are not part of the state, so they begin at zero after a restore."""
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        self.window = deque(snapshot["window"])
+    def restore(self, snapshot: Snapshot) -> None:
+        super().restore(snapshot)
+        self.metrics = OperatorMetrics()
 
 
 # Each of the following breaks one promise; the driver must notice every one.
@@ -201,15 +211,26 @@ class NewestFirst(ToyJoin):
 
 
 class SnapshotEmptiesIt(ToyJoin):
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
         self.window.clear()
         return snapshot
 
 
 class ForgetsOnRestore(ToyJoin):
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        super().restore(snapshot | {"window": snapshot["window"][1:]})
+    def restore(self, snapshot: Snapshot) -> None:
+        super().restore(snapshot)
+        self.window.popleft()
+
+
+class OldestIsUnknown(ToyJoin):
+    oldest = None
+
+
+class OldestOfNothing(ToyJoin):
+    @property
+    def oldest(self) -> int | None:
+        return self.metrics.tuples_left
 
 
 class Raises(ToyJoin):
@@ -267,6 +288,8 @@ def test_right_join_passes_with_the_smallest_budget_that_holds_a_batch() -> None
         (SchemaDrifts, r"output schema changed"),
         (NewestFirst, r"their order is not"),
         (SnapshotEmptiesIt, r"snapshot\(\) changed the operator"),
+        (OldestIsUnknown, r"[1-9]\d* tuples wait, and the oldest of them is None"),
+        (OldestOfNothing, r"0 tuples wait, and the oldest of them is 0"),
         (ForgetsOnRestore, r"\d+ tuples waited, \d+ do after restore"),
     ],
 )
@@ -284,7 +307,7 @@ def test_broken_join_is_caught(kind: type[ToyJoin], message: str) -> None:
             expected_groups=join_oracle_by_tuple(STREAM, RELATION, on="k"),
             measure_arrays=True,
         )
-    assert "actions: offer 0" in str(caught.value)
+    assert any(line.startswith("actions: ") for line in str(caught.value).splitlines())
 
 
 @pytest.mark.parametrize("kind", [LosesATuple, RepeatsATuple, SizeIsNotItsSum])

@@ -94,6 +94,14 @@ def test_join_columns_carry_the_streams_name_and_value() -> None:
     assert str(row["x"]) == "-0.0"
 
 
+def test_join_columns_come_first_in_the_order_asked_for() -> None:
+    stream, relation = [{"t": 1, "a": 2, "b": 3}], [{"v": 4, "y": 2, "b": 3}]
+    on = ["b", ("a", "y")]
+    assert [list(row) for row in join_oracle(stream, relation, on=on)] == [["b", "a", "t", "v"]]
+    assert [list(row) for row in join_oracle(stream, relation, on=on, how="semi")] == [["b", "a", "t"]]
+    assert [list(row) for row in join_oracle(stream, [], on=on, how="left", select=["v"])] == [["b", "a", "t", "v"]]
+
+
 def test_condition_restricts_matches_and_null_is_no_match() -> None:
     stream = [{"k": 1, "ts": 5}, {"k": 1, "ts": None}]
     relation = [
