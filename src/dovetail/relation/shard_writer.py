@@ -146,7 +146,8 @@ class _ShardWriter:
         example = self._reader.gather(positions[:1]).to_pylist()[0]
         raise RelationError(
             f"the key ({', '.join(self._base.key)}) was declared unique, and {len(positions)} or more appended rows "
-            f"have a key that the relation already has, such as {example}. Nothing was changed; use upsert to replace rows."
+            f"have a key that the relation already has, such as {example}. Nothing was changed; use upsert to replace "
+            "rows."
         )
 
     # ---------------------------------------------------------------- deletions
