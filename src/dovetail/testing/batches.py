@@ -4,7 +4,7 @@ Examples
 --------
 >>> batches = stream_batches([{"k": 1, "t": "a"}, {"k": None, "t": "b"}], on="k")
 >>> batches[0].to_pylist()
-[{'k': 1, 't': 'a', '__code': 1}, {'k': None, 't': 'b', '__code': None}]
+[{'__code': 1, 'k': 1, 't': 'a'}, {'__code': None, 'k': None, 't': 'b'}]
 """
 
 import random
@@ -38,7 +38,7 @@ def stream_batches(
     rows
         The stream, oldest first.
     on
-        The join columns on the stream's side.
+        The join columns on the stream's side. Empty for a join without equality: there is no code column then.
     schema
         Types of the columns; needed where the rows do not tell (no row, or a column of NULLs only).
     seed
@@ -55,12 +55,14 @@ def stream_batches(
     >>> [batch.num_rows for batch in stream_batches(rows, on="k", seed=1, max_batch_rows=4)]
     [1, 4, 0, 2, 0, 3]
     """
-    whole = with_codes(_record_batch(rows, schema), on, code_of)
+    whole = _record_batch(rows, schema)
+    if on:
+        whole = with_codes(whole, on, code_of)
     return [whole] if seed is None else split_at_random(whole, seed, max_batch_rows)
 
 
 def with_codes(batch: pa.RecordBatch, on: str | Sequence[str], code_of: CodeOf | None = None) -> pa.RecordBatch:
-    """The batch with its codes appended as an int64 column.
+    """The batch with its codes as an int64 column in front.
 
     Examples
     --------
@@ -73,7 +75,7 @@ def with_codes(batch: pa.RecordBatch, on: str | Sequence[str], code_of: CodeOf |
     else:
         codes = pa.array([code_of(row) for row in batch.to_pylist()], pa.int64())
     return pa.RecordBatch.from_arrays(
-        [*batch.columns, codes], schema=batch.schema.append(pa.field(CODE_COLUMN, pa.int64()))
+        [codes, *batch.columns], schema=batch.schema.insert(0, pa.field(CODE_COLUMN, pa.int64()))
     )
 
 

@@ -30,7 +30,12 @@ def test_random_cuts_include_empty_batches() -> None:
 def test_empty_stream_is_one_empty_batch_with_its_schema(seed: int | None) -> None:
     (batch,) = stream_batches([], on="k", schema=pa.schema([("k", pa.int64())]), seed=seed)
     assert batch.num_rows == 0
-    assert batch.schema.names == ["k", CODE_COLUMN]
+    assert batch.schema.names == [CODE_COLUMN, "k"]
+
+
+def test_stream_of_a_join_without_equality_has_no_codes() -> None:
+    (batch,) = stream_batches([{"x": 1}], on=[])
+    assert batch.schema.names == ["x"]
 
 
 def test_empty_stream_without_schema_is_refused() -> None:

@@ -1,0 +1,185 @@
+"""A relation's shard in memory, with codes of the test's choosing.
+
+It offers operators what `dovetail.relation.ShardReader` does, needs no disk, and is stricter: a block's rows are wiped
+when the next block is read, as a real reader's buffer is filled anew, so an operator that keeps a view of one finds
+zeros. Codes may collide as a test likes, rows may be marked deleted.
+
+Examples
+--------
+>>> table = pa.table({"k": ["x", "y", "x"], "v": [1, 2, 3]})
+>>> shard = MemoryShard(table, codes=[7, 7, 3])
+>>> block = shard.read_block(0, 2)
+>>> block.codes.tolist(), block.rows.column("v").to_pylist()
+([3, 7], [3, 1])
+>>> queries, positions = shard.lookup(np.array([7, 5]))
+>>> queries.tolist(), positions.tolist(), shard.gather(positions).column("v").to_pylist()
+([0, 0], [1, 2], [1, 2])
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dovetail.errors import PlanError
+from dovetail.testing.batches import CodeOf
+from dovetail.testing.rows import Row
+
+__all__ = ["MemoryBlock", "MemoryShard"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBlock:
+    """The live rows at positions ``[start, stop)`` and their codes; the rows are good until the next block is read."""
+
+    start: int
+    stop: int
+    codes: Int64Array
+    rows: pa.RecordBatch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows and their codes."""
+        return int(self.rows.nbytes) + self.codes.nbytes
+
+
+class MemoryShard:
+    """A shard held in memory, sorted by code as a real one is.
+
+    Parameters
+    ----------
+    table
+        The relation's rows.
+    codes
+        Their codes; ``None`` where the key has a NULL.
+    columns
+        The columns to give; ``None`` means all.
+    deleted
+        Numbers of rows of ``table`` that are marked deleted: they keep a position and are never given.
+    include_null_keys
+        Whether rows without a code have positions, after all others and with code 0; for joins without equality.
+    fence_stride
+        How coarse `locate` is: ranges begin and end at multiples of it.
+
+    Attributes
+    ----------
+    block_reads
+        Positions ``(start, stop)`` of every block read so far.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        codes: Sequence[int | None],
+        columns: Sequence[str] | None = None,
+        deleted: Collection[int] = (),
+        include_null_keys: bool = False,
+        fence_stride: int = 3,
+    ) -> None:
+        if len(codes) != table.num_rows:
+            raise ValueError(f"{table.num_rows} rows have {len(codes)} codes.")
+        keyed = sorted((code, row) for row, code in enumerate(codes) if code is not None)
+        unkeyed = [(0, row) for row, code in enumerate(codes) if code is None and include_null_keys]
+        order = [row for _, row in keyed + unkeyed]
+        projected = table if columns is None else table.select(columns)
+        self.schema: pa.Schema = projected.schema
+        self._rows = _one_batch(projected.take(pa.array(order, pa.int64())))
+        self._codes = np.array([code for code, _ in keyed + unkeyed], np.int64)
+        self._keyed_rows = len(keyed)
+        self._is_live = np.array([row not in deleted for row in order], np.bool_)
+        self._fence_stride = fence_stride
+        self._lent = np.empty(0, np.uint8)
+        self.num_rows = len(order)
+        self.live_rows = int(self._is_live.sum())
+        self.block_reads: list[tuple[int, int]] = []
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Row], schema: pa.Schema, code_of: CodeOf) -> Self:
+        """A shard of plain rows, coded by a function such as `colliding_code`.
+
+        Examples
+        --------
+        >>> schema = pa.schema([("k", pa.int64())])
+        >>> MemoryShard.of_rows([{"k": 2}, {"k": 1}], schema, lambda row: row["k"]).read_block(0, 9).codes.tolist()
+        [1, 2]
+        """
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        return cls(table, [code_of(row) for row in rows])
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean bytes of a row in memory."""
+        return self._rows.nbytes / self.num_rows if self.num_rows else 0.0
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what a real reader would keep resident: every ``fence_stride``-th code."""
+        return self._codes[:: self._fence_stride].nbytes
+
+    def read_block(self, start: int, rows: int) -> MemoryBlock:
+        """The live rows at positions ``[start, start + rows)``, clipped at the end; wipes the block before."""
+        if rows < 1 or not 0 <= start <= self.num_rows:
+            raise PlanError(f"a block of {rows} rows at {start} is not in a shard of {self.num_rows} rows.")
+        stop = min(start + rows, self.num_rows)
+        alive = np.flatnonzero(self._is_live[start:stop]) + start
+        self.block_reads.append((start, stop))
+        return MemoryBlock(start, stop, self._codes[alive], self._lend(self.gather(alive)))
+
+    def lookup(self, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Pairs (which of ``codes``, position) of all live rows with these codes, by query and then by position."""
+        pairs = [
+            (query, position)
+            for query, code in enumerate(codes.tolist())
+            for position in np.flatnonzero((self._keyed_codes() == code) & self._is_live[: self._keyed_rows]).tolist()
+        ]
+        queries, positions = np.array(pairs, np.int64).reshape(-1, 2).T
+        return queries.copy(), positions.copy()
+
+    def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Ranges ``(which of codes, start, stop)`` of positions where rows of these codes can be; none: no row."""
+        ranges = []
+        for query, code in enumerate(codes.tolist()):
+            keyed = self._keyed_codes()
+            if len(keyed) == 0 or not keyed[0] <= code <= keyed[-1]:
+                continue
+            first, last = int(np.searchsorted(keyed, code, "left")), int(np.searchsorted(keyed, code, "right"))
+            start = first // self._fence_stride * self._fence_stride
+            ranges.append((query, start, min(max(last, start + 1) + self._fence_stride - 1, self._keyed_rows)))
+        queries, starts, stops = np.array(ranges, np.int64).reshape(-1, 3).T
+        return queries.copy(), starts.copy(), stops.copy()
+
+    def count(self, codes: Int64Array) -> Int64Array:
+        """How many live rows each code has."""
+        queries, _ = self.lookup(codes)
+        return np.bincount(queries, minlength=len(codes)).astype(np.int64)
+
+    def gather(self, positions: Int64Array) -> pa.RecordBatch:
+        """The rows at these positions, in the order asked for; they stay good."""
+        return pc.take(self._rows, pa.array(positions, pa.int64()))
+
+    def codes_at(self, positions: Int64Array) -> Int64Array:
+        """The codes of the rows at these positions."""
+        return self._codes[positions]
+
+    def _keyed_codes(self) -> Int64Array:
+        return self._codes[: self._keyed_rows]
+
+    def _lend(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows in memory that the next call wipes. Zeros, unlike noise, are valid offsets and lengths."""
+        self._lent[:] = 0
+        stored = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stored, rows.schema) as writer:
+            writer.write_batch(rows)
+        self._lent = np.frombuffer(stored.getvalue(), np.uint8).copy()
+        return pa.ipc.open_stream(pa.py_buffer(self._lent)).read_next_batch()
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
