@@ -1,7 +1,7 @@
 """The disk-resident relation: layout, versions, shards, scan and index."""
 
 from dovetail.relation.format import CODE_COLUMN, RelationStats, ShardStats
-from dovetail.relation.io import SimulatedDisk
+from dovetail.relation.io import Disk, IoMode, SimulatedDisk
 from dovetail.relation.keys import compute_codes, keys_equal
 from dovetail.relation.relation import Relation, VersionInfo
 from dovetail.relation.shard_reader import Block, ShardReader
@@ -10,6 +10,8 @@ from dovetail.relation.version_log import VacuumReport
 __all__ = [
     "CODE_COLUMN",
     "Block",
+    "Disk",
+    "IoMode",
     "Relation",
     "RelationStats",
     "ShardReader",
