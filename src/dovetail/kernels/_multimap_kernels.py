@@ -5,7 +5,7 @@ unit):
 
 ``slots[2 i]``, ``slots[2 i + 1]``
     The code, and ``tail << 32 | count``: the ring position of the newest entry of the code and how many
-    entries it has. A count of 0 (the whole word is 0) marks an empty slot. Slots are found by linear probing.
+    entries it has. See `dovetail.kernels._slots` for how slots are found.
 ``entries[2 p]``, ``entries[2 p + 1]``
     The code, and ``lap << 32 | next``: how many times the ring had been gone round when the entry was
     written, and the ring position of the next newer entry of the code. The newest one points back at the
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from dovetail.kernels.hashing import home_slot
+from dovetail.kernels._slots import BLOCK, erase_slot, find_block, find_slot, hash_block
 
 NEXT_SEQ = 0  # the first number not yet considered by the writer
 OLDEST_SEQ = 1  # no live entry has a smaller number
@@ -35,44 +35,6 @@ LOW_HALF = np.int64(0xFFFFFFFF)
 FREE = np.int64(-1)
 POSITION = np.int64(0x7FFFFFFF)
 DOOMED = np.int64(1 << 31)  # marks an entry about to go; positions stay below it, so the bit is free
-BLOCK = (
-    128  # codes hashed ahead of their use: enough independent reads to fill the memory pipeline, all in L1
-)
-
-
-@njit(cache=True, inline="always")
-def _find_slot(slots: Any, slot_count: Any, code: Any) -> Any:
-    """Give the slot that holds `code`, or the empty slot where it would go."""
-    slot = home_slot(code, slot_count)
-    while slots[2 * slot + 1] != 0 and slots[2 * slot] != code:
-        slot += 1
-        if slot == slot_count:
-            slot = 0
-    return slot
-
-
-@njit(cache=True)
-def _erase_slot(slots: Any, slot_count: Any, hole: Any) -> None:
-    """Empty a slot and move back the codes behind it, so that no search ends too early."""
-    slot = hole
-    while True:
-        slot += 1
-        if slot == slot_count:
-            slot = 0
-        if slots[2 * slot + 1] == 0:
-            break
-        home = home_slot(slots[2 * slot], slot_count)
-        displacement = slot - home
-        if displacement < 0:
-            displacement += slot_count
-        distance = slot - hole
-        if distance < 0:
-            distance += slot_count
-        if displacement >= distance:
-            slots[2 * hole] = slots[2 * slot]
-            slots[2 * hole + 1] = slots[2 * slot + 1]
-            hole = slot
-    slots[2 * hole + 1] = 0
 
 
 @njit(cache=True, inline="always")
@@ -89,7 +51,6 @@ def _release_entry(entries: Any, ring: Any, state: Any, position: Any) -> Any:
 @njit(cache=True)
 def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> None:
     """Append one entry per code; the caller has checked that there is room."""
-    slot_count = slots.size // 2
     ring = entries.size // 2
     seq = state[NEXT_SEQ]
     lap = seq // ring
@@ -105,7 +66,7 @@ def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any
             if position == ring:
                 position = 0
                 lap += 1
-        slot = _find_slot(slots, slot_count, code)
+        slot = find_slot(slots, code)
         word = slots[2 * slot + 1]
         entries[2 * position] = code
         if word == 0:
@@ -129,69 +90,64 @@ def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any
 
 
 @njit(cache=True)
-def find_words(slots: Any, codes: Any, out_words: Any) -> Any:
-    """Write each code's slot word (0 where it has no entry) and give the total number of entries."""
-    slot_count = slots.size // 2
-    total = 0
-    for row in range(codes.size):
-        word = slots[2 * _find_slot(slots, slot_count, codes[row]) + 1]
-        out_words[row] = word
-        total += word & LOW_HALF
-    return total
-
-
-@njit(cache=True)
-def emit_pairs(entries: Any, words: Any, out_rows: Any, out_positions: Any) -> None:
-    """Write (row, ring position) of every entry of every found word, oldest entry first."""
-    pair = 0
-    for row in range(words.size):
-        word = words[row]
-        count = word & LOW_HALF
-        if count == 0:
-            continue
-        position = word >> 32
-        if count > 1:
-            position = entries[2 * position + 1] & LOW_HALF
-        for _ in range(count - 1):
-            out_rows[pair] = row
-            out_positions[pair] = position
-            pair += 1
-            position = entries[2 * position + 1] & LOW_HALF
-        out_rows[pair] = row
-        out_positions[pair] = position
-        pair += 1
-
-
-@njit(cache=True)
-def emit_pairs_limited(
-    entries: Any, words: Any, row: Any, position: Any, remaining: Any, out_rows: Any, out_positions: Any
+def probe_into(
+    slots: Any,
+    entries: Any,
+    codes: Any,
+    row: Any,
+    position: Any,
+    remaining: Any,
+    out_rows: Any,
+    out_positions: Any,
 ) -> Any:
-    """Fill the outputs from where an earlier call stopped.
+    """Write (row, ring position) of every entry of every code, oldest entry first, until the output is full.
 
-    `remaining` entries of `row` are still to come, beginning at ring position `position`; 0 means that the
-    row has not begun. Gives the number of pairs written and the place to go on from.
+    `remaining` entries of `row` are still to come, beginning at ring position `position`; 0 means that the row has
+    not begun. Gives the number of pairs written and the place to go on from; the row is ``codes.size`` at the end.
     """
+    limit = out_rows.size
     pair = 0
-    while row < words.size:
-        if remaining == 0:
-            word = words[row]
-            remaining = word & LOW_HALF
-            if remaining == 0:
-                row += 1
-                continue
-            position = entries[2 * (word >> 32) + 1] & LOW_HALF
-        while remaining > 0 and pair < out_rows.size:
+    if remaining > 0:
+        while remaining > 0:
+            if pair == limit:
+                return pair, row, position, remaining
             out_rows[pair] = row
             out_positions[pair] = position
             pair += 1
             remaining -= 1
             position = entries[2 * position + 1] & LOW_HALF
-        if remaining > 0:
-            break
         row += 1
-        if pair == out_rows.size:
-            break
-    return pair, row, position, remaining
+    words = np.empty(BLOCK, dtype=np.int64)
+    homes = np.empty(BLOCK, dtype=np.uint32)
+    next_homes = np.empty(BLOCK, dtype=np.uint32)
+    aside = np.empty(BLOCK, dtype=np.uint32)
+    hash_block(slots, codes[row : row + BLOCK], homes)
+    for start in range(row, codes.size, BLOCK):
+        stop = min(start + BLOCK, codes.size)
+        find_block(slots, codes[start:stop], homes, codes[stop : stop + BLOCK], next_homes, aside, words)
+        homes, next_homes = next_homes, homes
+        for i in range(stop - start):
+            if pair == limit:
+                return pair, start + i, np.int64(0), np.int64(0)
+            word = words[i]
+            count = word & LOW_HALF
+            position = word >> 32
+            if count <= 1:
+                # Written in any case, and kept if the count says so: no branch to mispredict.
+                out_rows[pair] = start + i
+                out_positions[pair] = position
+                pair += count
+                continue
+            fitting = min(count, limit - pair)
+            position = entries[2 * position + 1] & LOW_HALF
+            for _ in range(fitting):
+                out_rows[pair] = start + i
+                out_positions[pair] = position
+                pair += 1
+                position = entries[2 * position + 1] & LOW_HALF
+            if fitting < count:
+                return pair, start + i, position, count - fitting
+    return pair, codes.size, np.int64(0), np.int64(0)
 
 
 @njit(cache=True)
@@ -244,17 +200,16 @@ def advance_oldest(entries: Any, state: Any) -> Any:
 @njit(cache=True)
 def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -> None:
     """Remove as many entries as fit the output, the oldest first; the caller knows there are as many."""
-    slot_count = slots.size // 2
     ring = entries.size // 2
     for i in range(out_seqs.size):
         advance_oldest(entries, state)
         position = state[OLDEST_SEQ] % ring
-        slot = _find_slot(slots, slot_count, entries[2 * position])
+        slot = find_slot(slots, entries[2 * position])
         word = slots[2 * slot + 1]
         # The oldest of all is the oldest of its code: the one that the code's newest entry points at.
         tail = word >> 32
         if tail == position:
-            _erase_slot(slots, slot_count, slot)
+            erase_slot(slots, slot)
         else:
             follower = entries[2 * position + 1] & LOW_HALF
             entries[2 * tail + 1] = (entries[2 * tail + 1] & ~LOW_HALF) | follower
@@ -265,11 +220,10 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
 @njit(cache=True)
 def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> Any:
     """Remove all entries of the codes and give how many there were."""
-    slot_count = slots.size // 2
     ring = entries.size // 2
     removed = 0
     for row in range(codes.size):
-        slot = _find_slot(slots, slot_count, codes[row])
+        slot = find_slot(slots, codes[row])
         word = slots[2 * slot + 1]
         if word == 0:
             continue
@@ -279,7 +233,7 @@ def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_s
             out_seqs[removed] = _release_entry(entries, ring, state, position)
             removed += 1
             position = follower
-        _erase_slot(slots, slot_count, slot)
+        erase_slot(slots, slot)
     return removed
 
 
@@ -299,7 +253,6 @@ def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
 
     All victims are marked first, so that a chain is walked once however many of its entries go.
     """
-    slot_count = slots.size // 2
     ring = entries.size // 2
     live_before = state[LIVE]
     for i in range(seqs.size):
@@ -308,7 +261,7 @@ def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
         victim = seqs[i] % ring
         if entries[2 * victim + 1] < 0:
             continue  # gone with an earlier victim of the same code
-        slot = _find_slot(slots, slot_count, entries[2 * victim])
+        slot = find_slot(slots, entries[2 * victim])
         word = slots[2 * slot + 1]
         position = entries[2 * (word >> 32) + 1] & POSITION
         oldest_kept = position
@@ -327,7 +280,7 @@ def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
                 kept += 1
             position = entry_word & POSITION
         if kept == 0:
-            _erase_slot(slots, slot_count, slot)
+            erase_slot(slots, slot)
         else:
             entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | oldest_kept
             slots[2 * slot + 1] = (newest_kept << 32) | kept

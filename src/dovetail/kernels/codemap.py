@@ -13,102 +13,55 @@ import numpy.typing as npt
 from numba import njit
 
 from dovetail.errors import BudgetError
-from dovetail.kernels.hashing import home_slot
+from dovetail.kernels._slots import count_slot_bytes, erase_slot, find_slot, find_words, make_slots
 from dovetail.kernels.multimap import MAX_CAPACITY
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-EMPTY = np.int64(np.iinfo(np.int64).min)  # the value that marks an empty slot, and cannot be stored
-
-
-@njit(cache=True, inline="always")
-def _find_slot(slots: Any, slot_count: Any, code: Any) -> Any:
-    """Give the slot that holds `code`, or the empty slot where it would go."""
-    slot = home_slot(code, slot_count)
-    while slots[2 * slot + 1] != EMPTY and slots[2 * slot] != code:
-        slot += 1
-        if slot == slot_count:
-            slot = 0
-    return slot
-
-
-@njit(cache=True)
-def _erase_slot(slots: Any, slot_count: Any, hole: Any) -> None:
-    """Empty a slot and move back the codes behind it, so that no search ends too early."""
-    slot = hole
-    while True:
-        slot += 1
-        if slot == slot_count:
-            slot = 0
-        if slots[2 * slot + 1] == EMPTY:
-            break
-        displacement = slot - home_slot(slots[2 * slot], slot_count)
-        if displacement < 0:
-            displacement += slot_count
-        distance = slot - hole
-        if distance < 0:
-            distance += slot_count
-        if displacement >= distance:
-            slots[2 * hole] = slots[2 * slot]
-            slots[2 * hole + 1] = slots[2 * slot + 1]
-            hole = slot
-    slots[2 * hole + 1] = EMPTY
-
-
-@njit(cache=True)
-def _get_values(slots: Any, codes: Any, out_values: Any) -> Any:
-    """Write each code's value, EMPTY where it has none, and give how many have none."""
-    slot_count = slots.size // 2
-    missing = 0
-    for row in range(codes.size):
-        value = slots[2 * _find_slot(slots, slot_count, codes[row]) + 1]
-        out_values[row] = value
-        missing += value == EMPTY
-    return missing
+# A slot's word is the value with the sign bit flipped, because a word of 0 marks an empty slot: so the smallest int64
+# is the one value that cannot be stored.
+_FLIP = np.int64(np.iinfo(np.int64).min)
 
 
 @njit(cache=True)
 def _put_values(slots: Any, codes: Any, values: Any) -> Any:
     """Set each code's value and give how many codes are new."""
-    slot_count = slots.size // 2
     added = 0
     for row in range(codes.size):
-        slot = _find_slot(slots, slot_count, codes[row])
-        added += slots[2 * slot + 1] == EMPTY
+        slot = find_slot(slots, codes[row])
+        added += slots[2 * slot + 1] == 0
         slots[2 * slot] = codes[row]
-        slots[2 * slot + 1] = values[row]
+        slots[2 * slot + 1] = values[row] ^ _FLIP
     return added
 
 
 @njit(cache=True)
 def _add_values(slots: Any, codes: Any, amounts: Any, out_totals: Any) -> Any:
     """Add to each code's value, 0 where it has none, and give how many codes are new."""
-    slot_count = slots.size // 2
     added = 0
     for row in range(codes.size):
-        slot = _find_slot(slots, slot_count, codes[row])
-        total = slots[2 * slot + 1]
-        if total == EMPTY:
+        slot = find_slot(slots, codes[row])
+        total = amounts[row]
+        if slots[2 * slot + 1] == 0:
             slots[2 * slot] = codes[row]
-            total = 0
             added += 1
-        total += amounts[row]
-        slots[2 * slot + 1] = total
+        else:
+            total += slots[2 * slot + 1] ^ _FLIP
+        slots[2 * slot + 1] = total ^ _FLIP
         out_totals[row] = total
     return added
 
 
 @njit(cache=True)
 def _remove_codes(slots: Any, codes: Any, out_was_there: Any) -> Any:
-    slot_count = slots.size // 2
     removed = 0
     for row in range(codes.size):
-        slot = _find_slot(slots, slot_count, codes[row])
-        was_there = slots[2 * slot + 1] != EMPTY
+        slot = find_slot(slots, codes[row])
+        was_there = slots[2 * slot + 1] != 0
         out_was_there[row] = was_there
         if was_there:
-            _erase_slot(slots, slot_count, slot)
+            erase_slot(slots, slot)
             removed += 1
     return removed
 
@@ -117,9 +70,9 @@ def _remove_codes(slots: Any, codes: Any, out_was_there: Any) -> Any:
 def _collect_items(slots: Any, out_codes: Any, out_values: Any) -> None:
     found = 0
     for slot in range(slots.size // 2):
-        if slots[2 * slot + 1] != EMPTY:
+        if slots[2 * slot + 1] != 0:
             out_codes[found] = slots[2 * slot]
-            out_values[found] = slots[2 * slot + 1]
+            out_values[found] = slots[2 * slot + 1] ^ _FLIP
             found += 1
 
 
@@ -153,7 +106,7 @@ class CodeMap:
             raise ValueError(f"The load of a CodeMap must be between 0.1 and 0.9, not {max_load}.")
         self._capacity = int(capacity)
         self._max_load = float(max_load)
-        self._slots: Int64Array = np.full(self.nbytes_of(capacity, max_load) // 8, EMPTY, dtype=np.int64)
+        self._slots = make_slots(capacity, max_load)
         self._size = 0
 
     @staticmethod
@@ -163,10 +116,9 @@ class CodeMap:
         Examples
         --------
         >>> CodeMap.nbytes_of(1000)
-        32000
+        32064
         """
-        # One slot stays empty whatever the load: it is where a search that finds nothing ends.
-        return 16 * max(int(np.ceil(capacity / max_load)), capacity + 1)
+        return count_slot_bytes(capacity, max_load)
 
     def __len__(self) -> int:
         return self._size
@@ -179,7 +131,7 @@ class CodeMap:
     @property
     def nbytes(self) -> int:
         """Bytes held, from construction on: they do not depend on the number of codes."""
-        return self._slots.nbytes
+        return self.nbytes_of(self._capacity, self._max_load)
 
     def insert(self, codes: Int64Array, values: Int64Array) -> int:
         """Set the codes' values, replacing what was there, and give how many codes are new.
@@ -190,7 +142,7 @@ class CodeMap:
             If the new codes do not all fit; then nothing has been changed.
         """
         codes, values = _as_codes(codes), _as_values(values, codes.size)
-        if codes.size and values.min() == EMPTY:
+        if codes.size and values.min() == _FLIP:
             raise ValueError("The smallest int64 cannot be a value of a CodeMap: it marks empty slots.")
         self._require_room(codes)
         added = int(_put_values(self._slots, codes, values))
@@ -217,17 +169,16 @@ class CodeMap:
     def get(self, codes: Int64Array, default: int = -1) -> Int64Array:
         """Give the codes' values, `default` for those that are not in the map."""
         codes = _as_codes(codes)
-        values = np.empty(codes.size, dtype=np.int64)
-        if _get_values(self._slots, codes, values):
-            values[values == EMPTY] = default
-        return values
+        words = np.empty(codes.size, dtype=np.int64)
+        find_words(self._slots, codes, words)
+        return np.where(words == 0, np.int64(default), words ^ _FLIP)
 
     def contains(self, codes: Int64Array) -> BoolArray:
         """Tell for each code whether it is in the map."""
         codes = _as_codes(codes)
-        values = np.empty(codes.size, dtype=np.int64)
-        _get_values(self._slots, codes, values)
-        return np.not_equal(values, EMPTY)
+        words = np.empty(codes.size, dtype=np.int64)
+        find_words(self._slots, codes, words)
+        return np.not_equal(words, 0)
 
     def remove(self, codes: Int64Array) -> BoolArray:
         """Remove the codes and tell for each whether it was there."""
@@ -245,7 +196,7 @@ class CodeMap:
 
     def clear(self) -> None:
         """Remove all codes."""
-        self._slots[:] = EMPTY
+        self._slots[:] = 0
         self._size = 0
 
     def resized(self, capacity: int) -> "CodeMap":
@@ -267,8 +218,7 @@ class CodeMap:
         """
         if self._size > capacity:
             raise BudgetError(
-                f"A CodeMap that holds {self._size:,} codes cannot get the capacity {capacity:,}; "
-                f"remove codes first."
+                f"A CodeMap that holds {self._size:,} codes cannot get the capacity {capacity:,}; remove codes first."
             )
         other = CodeMap(capacity, self._max_load)
         other.insert(*self.items())
@@ -288,9 +238,7 @@ class CodeMap:
 def _as_codes(codes: Int64Array) -> Int64Array:
     """Refuse what is not one dimension of int64: a conversion would make other codes of it."""
     if codes.dtype != np.int64 or codes.ndim != 1:
-        raise TypeError(
-            f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}."
-        )
+        raise TypeError(f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}.")
     return np.ascontiguousarray(codes)
 
 

@@ -18,9 +18,7 @@ from dovetail.kernels._cache import FORCE_BUCKETS_VARIABLE
 
 FORCE_BUCKETS: int = int(os.environ.get(FORCE_BUCKETS_VARIABLE) or 0)
 if FORCE_BUCKETS < 0:
-    raise ValueError(
-        f"{FORCE_BUCKETS_VARIABLE} must be a positive number of hash values, not {FORCE_BUCKETS}."
-    )
+    raise ValueError(f"{FORCE_BUCKETS_VARIABLE} must be a positive number of hash values, not {FORCE_BUCKETS}.")
 
 _MASK64 = (1 << 64) - 1
 _FACTOR_1 = 0xFF51AFD7ED558CCD

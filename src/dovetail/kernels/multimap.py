@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dovetail.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
+from dovetail.kernels._slots import count_slot_bytes, find_words, make_slots
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -72,10 +73,8 @@ class MultiMap:
             raise ValueError(f"The load of a MultiMap must be between 0.1 and 0.9, not {max_load}.")
         self._capacity = int(capacity)
         self._max_load = float(max_load)
-        # One slot stays empty whatever the load: it is where a search that finds nothing ends.
-        slot_count = max(int(np.ceil(capacity / max_load)), capacity + 1)
+        self._slots = make_slots(capacity, max_load)
         ring_size = self.ring_size_of(capacity)
-        self._slots: Int64Array = np.zeros(2 * slot_count, dtype=np.int64)
         self._entries: Int64Array = np.full(2 * ring_size, compiled.FREE, dtype=np.int64)
         self._state: Int64Array = np.zeros(compiled.STATE_SIZE, dtype=np.int64)
         self._ring_size = ring_size
@@ -103,8 +102,8 @@ class MultiMap:
         >>> MultiMap.nbytes_of(1600) == MultiMap(1600).nbytes
         True
         """
-        slot_count = max(int(np.ceil(capacity / max_load)), capacity + 1)
-        return 16 * slot_count + 16 * MultiMap.ring_size_of(capacity) + 8 * compiled.STATE_SIZE
+        entry_bytes = 16 * MultiMap.ring_size_of(capacity)
+        return count_slot_bytes(capacity, max_load) + entry_bytes + 8 * compiled.STATE_SIZE
 
     def __len__(self) -> int:
         return int(self._state[compiled.LIVE])
@@ -122,7 +121,7 @@ class MultiMap:
     @property
     def nbytes(self) -> int:
         """Bytes held, from construction on: they do not depend on the number of entries."""
-        return self._slots.nbytes + self._entries.nbytes + self._state.nbytes
+        return self.nbytes_of(self._capacity, self._max_load)
 
     @property
     def next_seq(self) -> int:
@@ -168,12 +167,29 @@ class MultiMap:
         Cheaper than `probe` where only what is stored at the positions is wanted.
         """
         codes = _as_codes(codes)
-        words = np.empty(codes.size, dtype=np.int64)
-        pair_count = compiled.find_words(self._slots, codes, words)
-        rows = np.empty(pair_count, dtype=np.int32)
-        positions = np.empty(pair_count, dtype=np.int32)
-        compiled.emit_pairs(self._entries, words, rows, positions)
-        return rows, positions
+        # Room for one pair per row first: enough for most batches, and then each code is searched once.
+        rows, positions, row, position, remaining = self._probe_from(codes, 0, 0, 0, codes.size)
+        if row == codes.size:
+            return rows, positions
+        left = int(self.count(codes[row:]).sum(dtype=np.int64))
+        if remaining:
+            left -= int(self.count(codes[row : row + 1])[0]) - remaining
+        more_rows, more_positions, *_ = self._probe_from(codes, row, position, remaining, left)
+        return np.concatenate((rows, more_rows)), np.concatenate((positions, more_positions))
+
+    def _probe_from(
+        self, codes: Int64Array, row: int, position: int, remaining: int, max_pairs: int
+    ) -> tuple[Int32Array, Int32Array, int, int, int]:
+        """Give at most `max_pairs` pairs from a place on, and the place to go on from."""
+        rows = np.empty(max_pairs, dtype=np.int32)
+        positions = np.empty(max_pairs, dtype=np.int32)
+        written, row, position, remaining = compiled.probe_into(
+            self._slots, self._entries, codes, row, position, remaining, rows, positions
+        )
+        if written < max_pairs:
+            # A copy, since a view would keep all of the larger arrays in memory.
+            rows, positions = rows[:written].copy(), positions[:written].copy()
+        return rows, positions, int(row), int(position), int(remaining)
 
     def probe_limited(
         self, codes: Int64Array, state: ProbeState | None, max_pairs: int
@@ -214,34 +230,18 @@ class MultiMap:
             state = ProbeState(row=0, position=0, remaining=0, revision=self._revision)
         elif state.revision != self._revision:
             raise ValueError("The MultiMap has changed since this probe began; begin a new one.")
-        # Looking up only what can fill this call keeps a long batch from being looked up again in every call.
-        last_row = min(codes.size, state.row + max_pairs)
-        while True:
-            words = np.empty(last_row - state.row, dtype=np.int64)
-            pair_count = compiled.find_words(self._slots, codes[state.row : last_row], words)
-            if pair_count > 0 or last_row == codes.size:
-                break
-            state = state._replace(row=last_row)
-            last_row = min(codes.size, state.row + max_pairs)
-        room = min(max_pairs, pair_count)
-        rows = np.empty(room, dtype=np.int32)
-        positions = np.empty(room, dtype=np.int32)
-        written, row, position, remaining = compiled.emit_pairs_limited(
-            self._entries, words, 0, state.position, state.remaining, rows, positions
+        rows, positions, row, position, remaining = self._probe_from(
+            codes, state.row, state.position, state.remaining, max_pairs
         )
-        # The first row may be in the middle, so there can be fewer pairs than were counted.
-        rows, positions = rows[:written].copy(), positions[:written].copy()
-        rows += state.row
-        row += state.row
         is_finished = row == codes.size
-        next_state = None if is_finished else ProbeState(row, int(position), int(remaining), self._revision)
+        next_state = None if is_finished else ProbeState(row, position, remaining, self._revision)
         return rows, self.seqs_at(positions), next_state
 
     def count(self, codes: Int64Array) -> Int32Array:
         """Give the number of live entries of each code."""
         codes = _as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
-        compiled.find_words(self._slots, codes, words)
+        find_words(self._slots, codes, words)
         words &= compiled.LOW_HALF
         return words.astype(np.int32)
 
@@ -249,7 +249,7 @@ class MultiMap:
         """Tell for each code whether it has a live entry."""
         codes = _as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
-        compiled.find_words(self._slots, codes, words)
+        find_words(self._slots, codes, words)
         return np.not_equal(words, 0)
 
     def remove_oldest(self, count: int) -> Int64Array:
@@ -268,9 +268,8 @@ class MultiMap:
         """
         codes = _as_codes(codes)
         self._revision += 1
-        words = np.empty(codes.size, dtype=np.int64)
         # Repeated codes are counted repeatedly here, so this is an upper bound.
-        at_most = min(int(compiled.find_words(self._slots, codes, words)), len(self))
+        at_most = min(int(self.count(codes).sum(dtype=np.int64)), len(self))
         seqs = np.empty(at_most, dtype=np.int64)
         removed = compiled.remove_codes_entries(self._slots, self._entries, self._state, codes, seqs)
         return self._public(seqs if removed == at_most else seqs[:removed].copy())
@@ -374,9 +373,7 @@ class MultiMap:
     def _require_live(self, seqs: Int64Array) -> None:
         dead = int(compiled.first_dead_seq(self._entries, seqs))
         if dead >= 0:
-            raise ValueError(
-                f"No live entry of the MultiMap has the number {int(seqs[dead]) + self._seq_base}."
-            )
+            raise ValueError(f"No live entry of the MultiMap has the number {int(seqs[dead]) + self._seq_base}.")
 
     def _make_laps_available(self, entry_count: int) -> None:
         """Count laps from the oldest live entry's again when their 31 bits are about to run out."""
@@ -398,7 +395,5 @@ class MultiMap:
 def _as_codes(codes: Int64Array) -> Int64Array:
     """Refuse what is not one dimension of int64: a conversion would make other codes of it."""
     if codes.dtype != np.int64 or codes.ndim != 1:
-        raise TypeError(
-            f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}."
-        )
+        raise TypeError(f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}.")
     return np.ascontiguousarray(codes)

@@ -243,9 +243,7 @@ def _merge_windows(
     return written
 
 
-def merge_sorted_runs(
-    runs: Sequence[Int64Array], cursors: Int64Array, max_rows: int
-) -> tuple[Int32Array, Int64Array]:
+def merge_sorted_runs(runs: Sequence[Int64Array], cursors: Int64Array, max_rows: int) -> tuple[Int32Array, Int64Array]:
     """Merge the next rows of several sorted runs, in a bounded amount of memory.
 
     Parameters
@@ -354,9 +352,7 @@ def run_statistics(
         _count_runs(codes, state)
 
 
-def _next_live_codes(
-    runs: list[Int64Array], masks: list[BoolArray | None], cursors: Int64Array
-) -> Int64Array | None:
+def _next_live_codes(runs: list[Int64Array], masks: list[BoolArray | None], cursors: Int64Array) -> Int64Array | None:
     """Give the next live codes of the merged runs and move the cursors on; None at the end."""
     if len(runs) == 1:
         window = slice(int(cursors[0]), int(cursors[0]) + _STATISTICS_ROWS)

@@ -1,0 +1,155 @@
+"""The open-addressing slot table that `MultiMap` and `CodeMap` are built on.
+
+A slot is 16 bytes: a code and a word, which is 0 where the slot is empty; the maps give the word its meaning.
+Four slots make a cache line. The search for a code begins at the first slot of its *home line* and goes on
+slot by slot, so the taken slots of a line are always its first ones, and one comparison of the whole line
+answers nearly every search: the code is there, or the last slot of the line is empty and the code is nowhere.
+
+Batches are looked up in blocks. While one block is compared, the lines of the next are on their way from
+memory. What one line does not answer is put aside without a branch, because at random codes the processor
+would mispredict it.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from dovetail.kernels._vector import LINE, lowest_bit, match_line, prefetch
+from dovetail.kernels.hashing import home_slot
+
+Int64Array = npt.NDArray[np.int64]
+
+SLOTS_PER_LINE = LINE // 2
+BLOCK = 128  # codes looked up together; their lines and the next block's fit the first-level cache
+_CODES_OF_LINE = 0b01010101  # the elements of a line that are codes
+
+
+def count_slots(capacity: int, max_load: float) -> int:
+    """Give how many slots a table gets: a multiple of a line, with one more than its codes whatever the load.
+
+    The one more is where a search that finds nothing ends.
+    """
+    slots = max(int(np.ceil(capacity / max_load)), capacity + 1)
+    return -(-slots // SLOTS_PER_LINE) * SLOTS_PER_LINE
+
+
+def count_slot_bytes(capacity: int, max_load: float) -> int:
+    """Give the bytes that `make_slots` allocates."""
+    return 16 * count_slots(capacity, max_load) + 64
+
+
+def make_slots(capacity: int, max_load: float) -> Int64Array:
+    """Make an empty table whose first slot lies at the beginning of a cache line."""
+    size = 2 * count_slots(capacity, max_load)
+    allocation = np.zeros(size + LINE, dtype=np.int64)
+    start = -allocation.ctypes.data % 64 // 8
+    return allocation[start : start + size]
+
+
+@njit(cache=True, inline="always")
+def find_slot(slots: Any, code: Any) -> Any:
+    """Give the slot that holds `code`, or the empty slot where it would go."""
+    slot = home_slot(code, slots.size // LINE) * SLOTS_PER_LINE
+    while slots[2 * slot + 1] != 0 and slots[2 * slot] != code:
+        slot += 1
+        if 2 * slot == slots.size:
+            slot = 0
+    return slot
+
+
+@njit(cache=True)
+def erase_slot(slots: Any, hole: Any) -> None:
+    """Empty a slot and move back the codes behind it, so that no search ends too early."""
+    slot_count = slots.size // 2
+    slot = hole
+    while True:
+        slot += 1
+        if slot == slot_count:
+            slot = 0
+        if slots[2 * slot + 1] == 0:
+            break
+        displacement = slot - home_slot(slots[2 * slot], slots.size // LINE) * SLOTS_PER_LINE
+        if displacement < 0:
+            displacement += slot_count
+        distance = slot - hole
+        if distance < 0:
+            distance += slot_count
+        if displacement >= distance:
+            slots[2 * hole] = slots[2 * slot]
+            slots[2 * hole + 1] = slots[2 * slot + 1]
+            hole = slot
+    slots[2 * hole + 1] = 0
+
+
+@njit(cache=True)
+def hash_block(slots: Any, codes: Any, out_homes: Any) -> None:
+    """Write where the home lines of at most a block of codes begin, in lines, and ask for them."""
+    line_count = slots.size // LINE
+    for i in range(codes.size):
+        out_homes[i] = home_slot(codes[i], line_count)
+    for i in range(codes.size):
+        prefetch(slots, LINE * np.int64(out_homes[i]))
+
+
+@njit(cache=True)
+def _search_on(slots: Any, line: Any, code: Any) -> Any:
+    """Give the word of `code`, which is not in the full line before `line`, or 0."""
+    while True:
+        if line == slots.size:
+            line = 0
+        matches = match_line(slots, line, code) & _CODES_OF_LINE
+        if matches != 0:
+            return slots[line + lowest_bit(matches) + 1]
+        if slots[line + LINE - 1] == 0:
+            return np.int64(0)
+        line += LINE
+
+
+@njit(cache=True)
+def find_block(
+    slots: Any, codes: Any, homes: Any, next_codes: Any, next_homes: Any, aside: Any, out_words: Any
+) -> None:
+    """Write the words of at most a block of codes, 0 for those not in the table.
+
+    `homes` is what `hash_block` or an earlier call made of `codes`. The home lines of `next_codes`, at most
+    as many, are written to `next_homes` and asked for. `aside` is room for the numbers of a block.
+    """
+    line_count = slots.size // LINE
+    for i in range(next_codes.size):
+        next_homes[i] = home_slot(next_codes[i], line_count)
+    for i in range(next_codes.size, codes.size):
+        next_homes[i] = homes[i]
+    put_aside: Any = 0
+    for i in range(codes.size):
+        prefetch(slots, LINE * np.int64(next_homes[i]))
+        line = LINE * np.int64(homes[i])
+        matches = match_line(slots, line, codes[i]) & _CODES_OF_LINE
+        # Without a match this reads the word of the line's last slot. It is 0, and the answer, unless the
+        # line is full.
+        word = slots[line + lowest_bit(matches | (1 << (LINE - 2))) + 1]
+        out_words[i] = word
+        aside[put_aside] = i
+        put_aside += np.int64(matches == 0) & np.int64(word != 0)
+    for j in range(put_aside):
+        line = LINE * (np.int64(homes[aside[j]]) + 1)
+        prefetch(slots, line if line < slots.size else 0)
+    for j in range(put_aside):
+        which = aside[j]
+        out_words[which] = _search_on(slots, LINE * (np.int64(homes[which]) + 1), codes[which])
+
+
+@njit(cache=True)
+def find_words(slots: Any, codes: Any, out_words: Any) -> None:
+    """Write each code's word, 0 where it is not in the table."""
+    homes = np.empty(BLOCK, dtype=np.uint32)
+    next_homes = np.empty(BLOCK, dtype=np.uint32)
+    aside = np.empty(BLOCK, dtype=np.uint32)
+    hash_block(slots, codes[:BLOCK], homes)
+    for start in range(0, codes.size, BLOCK):
+        stop = start + BLOCK
+        find_block(
+            slots, codes[start:stop], homes, codes[stop : stop + BLOCK], next_homes, aside, out_words[start:stop]
+        )
+        homes, next_homes = next_homes, homes
