@@ -1,0 +1,229 @@
+"""Hypothesis strategies: small streams and relations that hold every awkward case, and schedules that shrink.
+
+Keys are skewed (one of them hot), repeated on both sides, missing from the relation, NULL, NaN, -0.0, at the ends of
+their type; codes are the real ones or collide. Needs the package ``hypothesis``.
+
+Examples
+--------
+>>> from hypothesis import find
+>>> case = find(join_cases(max_stream_rows=5, max_relation_rows=5), lambda case: len(case.expected("anti")) > 0)
+>>> [batch.num_rows for batch in case.batches()] == [len(case.stream_rows)]
+True
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from dovetail.relation.keys import code_kind, compute_codes
+from dovetail.testing.batches import colliding_code, stream_batches
+from dovetail.testing.oracle import Condition, JoinType, join_oracle, join_oracle_by_tuple
+from dovetail.testing.rows import Row
+from dovetail.testing.schedules import Action, Call
+from dovetail.testing.shard import MemoryShard
+
+__all__ = ["JoinCase", "KeyKind", "join_cases", "schedules"]
+
+KeyKind = Literal["integer", "text", "double", "composite"]
+
+# The last two of each kind never reach a relation, so their stream tuples stay unmatched.
+_KEYS: dict[KeyKind, list[tuple[Any, ...]]] = {
+    "integer": [(number,) for number in (1, 0, -1, 2**63 - 1, -(2**63), 128, 7, 8)],
+    "text": [(text,) for text in ("a", "", "aa", "ä", "b" * 40, "A", "unmatched", "a ")],
+    "double": [(number,) for number in (0.0, -0.0, float("nan"), 1.5, -1.5, float("inf"), 5e-324, float("-inf"))],
+    "composite": [(1, "a"), (1, "b"), (2, "a"), (0, ""), (-1, "ab"), (2, "b"), (1, "c"), (3, "a")],
+}
+_UNMATCHED_KEYS = 2
+_KEY_TYPES: dict[KeyKind, list[pa.DataType]] = {
+    "integer": [pa.int64()],
+    "text": [pa.string()],
+    "double": [pa.float64()],
+    "composite": [pa.int32(), pa.string()],
+}
+
+
+@dataclass(frozen=True)
+class JoinCase:
+    """A stream and a relation, and what their joins must give.
+
+    Attributes
+    ----------
+    stream_rows, relation_rows
+        The rows. Stream rows have the key, ``t`` (their number) and ``x``; relation rows have the key, ``v`` (unique),
+        ``low`` and ``high``. ``x``, ``low`` and ``high`` are small integers or NULL, for residual conditions.
+    stream_schema, relation_schema
+        Their columns, without the code.
+    on
+        Pairs (stream's name, relation's name) of the join columns.
+    distinct_codes
+        How many codes there are in all, so that keys collide; ``None``: the real codes.
+    """
+
+    stream_rows: list[dict[str, Any]]
+    relation_rows: list[dict[str, Any]]
+    stream_schema: pa.Schema
+    relation_schema: pa.Schema
+    on: tuple[tuple[str, str], ...]
+    distinct_codes: int | None
+
+    @property
+    def stream_key(self) -> list[str]:
+        """The join columns as the stream names them."""
+        return [name for name, _ in self.on]
+
+    @property
+    def relation_key(self) -> list[str]:
+        """The join columns as the relation names them."""
+        return [name for _, name in self.on]
+
+    @property
+    def code_kind(self) -> Literal["value", "xxhash64"]:
+        """``"value"`` if the code is the key, ``"xxhash64"`` if equal codes must be rechecked."""
+        if self.distinct_codes is not None:
+            return "xxhash64"
+        return code_kind(self.stream_schema, self.stream_key)
+
+    def batches(self, seed: int | None = None, max_batch_rows: int = 8) -> list[pa.RecordBatch]:
+        """The stream as coded batches; see `stream_batches`."""
+        code_of = None if self.distinct_codes is None else colliding_code(self.stream_key, self.distinct_codes)
+        return stream_batches(self.stream_rows, self.stream_key, self.stream_schema, seed, max_batch_rows, code_of)
+
+    def relation_table(self) -> pa.Table:
+        """The relation as a table, without codes."""
+        return pa.Table.from_pylist(self.relation_rows, schema=self.relation_schema)
+
+    def shard(self, columns: Sequence[str] | None = None) -> MemoryShard:
+        """The relation as a shard in memory."""
+        table = self.relation_table()
+        if self.distinct_codes is None:
+            codes = compute_codes(table, self.relation_key).to_pylist()
+        else:
+            code_of = colliding_code(self.relation_key, self.distinct_codes)
+            codes = [code_of(row) for row in self.relation_rows]
+        return MemoryShard(table, codes, columns)
+
+    def expected(
+        self, how: JoinType, condition: Condition | None = None, select: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """What the oracle says; see `join_oracle`."""
+        columns = self.relation_schema.names if select is None else select
+        return join_oracle(self.stream_rows, self.relation_rows, self.on, how, condition, select=columns)
+
+    def expected_groups(
+        self, how: JoinType, condition: Condition | None = None, select: Sequence[str] | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """What the oracle says, in stream order; see `join_oracle_by_tuple`."""
+        columns = self.relation_schema.names if select is None else select
+        return join_oracle_by_tuple(self.stream_rows, self.relation_rows, self.on, how, condition, select=columns)
+
+    def in_range(self, stream_row: Row, relation_row: Row) -> bool | None:
+        """The condition ``low <= x < high``, NULL where one of them is."""
+        low, x, high = relation_row["low"], stream_row["x"], relation_row["high"]
+        return None if low is None or x is None or high is None else bool(low <= x < high)
+
+
+@st.composite
+def join_cases(
+    draw: st.DrawFn,
+    max_stream_rows: int = 30,
+    max_relation_rows: int = 20,
+    key_kinds: Sequence[KeyKind] = ("integer", "text", "double", "composite"),
+) -> JoinCase:
+    """A small stream and a small relation.
+
+    Parameters
+    ----------
+    max_stream_rows, max_relation_rows
+        Most rows of each; none at all is possible.
+    key_kinds
+        The kinds of keys to draw from.
+
+    Examples
+    --------
+    >>> from hypothesis import find
+    >>> case = find(join_cases(5, 5, key_kinds=["double"]), lambda case: len(case.expected("inner")) > 0)
+    >>> list(case.expected("inner")[0])
+    ['k0', 't', 'x', 'v', 'low', 'high']
+    """
+    kind = draw(st.sampled_from(key_kinds))
+    keys, types = _KEYS[kind], _KEY_TYPES[kind]
+    stream_names = [f"k{number}" for number in range(len(types))]
+    relation_names = [f"r{name}" for name in stream_names] if draw(st.booleans()) else stream_names
+    small = st.none() | st.integers(0, 5)
+    # Every third key or so is the hot one, whatever else is drawn.
+    hot = draw(st.integers(0, len(keys) - 1 - _UNMATCHED_KEYS))
+    stream_picks = st.just(hot) | st.integers(0, len(keys) - 1) | st.none()
+    relation_picks = st.just(hot) | st.integers(0, len(keys) - 1 - _UNMATCHED_KEYS) | st.none()
+    stream = draw(st.lists(st.tuples(stream_picks, small), max_size=max_stream_rows))
+    relation = draw(
+        st.lists(
+            st.tuples(relation_picks, small, small),
+            max_size=max_relation_rows,
+            unique_by=(lambda row: row[0]) if draw(st.booleans()) else None,
+        )
+    )
+    stream_keys = [_key_columns(stream_names, keys, pick) for pick, _ in stream]
+    relation_keys = [_key_columns(relation_names, keys, pick) for pick, _, _ in relation]
+    return JoinCase(
+        stream_rows=[key | {"t": t, "x": row[1]} for t, (key, row) in enumerate(zip(stream_keys, stream, strict=True))],
+        relation_rows=[
+            key | {"v": f"r{number}", "low": row[1], "high": row[2]}
+            for number, (key, row) in enumerate(zip(relation_keys, relation, strict=True))
+        ],
+        stream_schema=pa.schema([*zip(stream_names, types, strict=True), ("t", pa.int64()), ("x", pa.int64())]),
+        relation_schema=pa.schema(
+            [
+                *zip(relation_names, types, strict=True),
+                ("v", pa.string()),
+                ("low", pa.int64()),
+                ("high", pa.int64()),
+            ]
+        ),
+        on=tuple(zip(stream_names, relation_names, strict=True)),
+        distinct_codes=draw(st.none() | st.integers(1, 3)),
+    )
+
+
+@st.composite
+def schedules(
+    draw: st.DrawFn, n_batches: int, snapshots: bool = True, calls: Sequence[Call] = (), max_actions_between: int = 4
+) -> list[Action]:
+    """A schedule that offers all batches in order and drains at the end, with other actions in between.
+
+    Like `random_schedule`, but drawn piece by piece, so that a failure shrinks to the few actions that matter.
+
+    Parameters
+    ----------
+    n_batches
+        How many batches there are to offer.
+    snapshots, calls
+        As for `random_schedule`.
+    max_actions_between
+        Most actions between two offers.
+
+    Examples
+    --------
+    >>> from hypothesis import find
+    >>> schedule = find(schedules(2), lambda schedule: ("snapshot_restore",) in schedule)
+    >>> [action for action in schedule if action[0] == "offer"], schedule[-1]
+    ([('offer', 0), ('offer', 1)], ('drain',))
+    """
+    kinds: list[Action] = [("step",), ("drain",)]
+    if snapshots:
+        kinds.append(("snapshot_restore",))
+    kinds.extend(("call", change) for change in calls)
+    between = st.lists(st.sampled_from(kinds), max_size=max_actions_between)
+    schedule: list[Action] = []
+    for number in range(n_batches):
+        schedule += [*draw(between), ("offer", number)]
+    return [*schedule, *draw(between), ("drain",)]
+
+
+def _key_columns(names: Sequence[str], keys: Sequence[tuple[Any, ...]], pick: int | None) -> dict[str, Any]:
+    """The key columns of a row. In a composite key one NULL is enough, so the others keep a value."""
+    if pick is None:
+        return dict(zip(names, [None, *keys[0][1:]], strict=True))
+    return dict(zip(names, keys[pick], strict=True))
