@@ -13,11 +13,9 @@ import numpy.typing as npt
 from numba import njit
 
 from dovetail.errors import BudgetError
+from dovetail.kernels._arrays import BoolArray, Int64Array, as_codes
 from dovetail.kernels._slots import count_slot_bytes, erase_slot, find_slot, find_words, make_slots
 from dovetail.kernels.multimap import MAX_CAPACITY
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 # A slot's word is the value with the sign bit flipped, because a word of 0 marks an empty slot: so the smallest int64
 # is the one value that cannot be stored.
@@ -141,7 +139,7 @@ class CodeMap:
         BudgetError
             If the new codes do not all fit; then nothing has been changed.
         """
-        codes, values = _as_codes(codes), _as_values(values, codes.size)
+        codes, values = as_codes(codes), _as_values(values, codes.size)
         if codes.size and values.min() == _FLIP:
             raise ValueError("The smallest int64 cannot be a value of a CodeMap: it marks empty slots.")
         self._require_room(codes)
@@ -157,7 +155,7 @@ class CodeMap:
         BudgetError
             If the new codes do not all fit; then nothing has been changed.
         """
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         if isinstance(amounts, int):
             amounts = np.full(codes.size, amounts, dtype=np.int64)
         amounts = _as_values(amounts, codes.size)
@@ -168,21 +166,21 @@ class CodeMap:
 
     def get(self, codes: Int64Array, default: int = -1) -> Int64Array:
         """Give the codes' values, `default` for those that are not in the map."""
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
         return np.where(words == 0, np.int64(default), words ^ _FLIP)
 
     def contains(self, codes: Int64Array) -> BoolArray:
         """Tell for each code whether it is in the map."""
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
         return np.not_equal(words, 0)
 
     def remove(self, codes: Int64Array) -> BoolArray:
         """Remove the codes and tell for each whether it was there."""
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         was_there = np.empty(codes.size, dtype=np.bool_)
         self._size -= int(_remove_codes(self._slots, codes, was_there))
         return was_there
@@ -233,13 +231,6 @@ class CodeMap:
                 f"{added:,} more codes do not fit a CodeMap of capacity {self._capacity:,} that holds "
                 f"{self._size:,}; remove codes first or use a larger one."
             )
-
-
-def _as_codes(codes: Int64Array) -> Int64Array:
-    """Refuse what is not one dimension of int64: a conversion would make other codes of it."""
-    if codes.dtype != np.int64 or codes.ndim != 1:
-        raise TypeError(f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}.")
-    return np.ascontiguousarray(codes)
 
 
 def _as_values(values: npt.NDArray[np.integer[Any]], size: int) -> Int64Array:

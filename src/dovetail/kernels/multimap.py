@@ -13,15 +13,11 @@ constant (amortised) time, however scattered the places are that removals left.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dovetail.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
+from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
 from dovetail.kernels._slots import count_slot_bytes, find_words, make_slots
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 MAX_CAPACITY = 2_000_000_000
 _SPARE_SHARE = 16
@@ -144,7 +140,7 @@ class MultiMap:
         BudgetError
             If they do not all fit; then none has been inserted.
         """
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         if len(self) + codes.size > self._capacity:
             raise BudgetError(
                 f"{codes.size:,} more entries do not fit a MultiMap of capacity {self._capacity:,} that "
@@ -166,7 +162,7 @@ class MultiMap:
 
         Cheaper than `probe` where only what is stored at the positions is wanted.
         """
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         # Room for one pair per row first: enough for most batches, and then each code is searched once.
         rows, positions, row, position, remaining = self._probe_from(codes, 0, 0, 0, codes.size)
         if row == codes.size:
@@ -225,7 +221,7 @@ class MultiMap:
         """
         if max_pairs < 1:
             raise ValueError(f"A probe must be allowed at least 1 pair per call, not {max_pairs}.")
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         if state is None:
             state = ProbeState(row=0, position=0, remaining=0, revision=self._revision)
         elif state.revision != self._revision:
@@ -239,7 +235,7 @@ class MultiMap:
 
     def count(self, codes: Int64Array) -> Int32Array:
         """Give the number of live entries of each code."""
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
         words &= compiled.LOW_HALF
@@ -247,7 +243,7 @@ class MultiMap:
 
     def contains(self, codes: Int64Array) -> BoolArray:
         """Tell for each code whether it has a live entry."""
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
         return np.not_equal(words, 0)
@@ -266,7 +262,7 @@ class MultiMap:
 
         Codes without entries, and repetitions, are passed over.
         """
-        codes = _as_codes(codes)
+        codes = as_codes(codes)
         self._revision += 1
         # Repeated codes are counted repeatedly here, so this is an upper bound.
         at_most = min(int(self.count(codes).sum(dtype=np.int64)), len(self))
@@ -390,10 +386,3 @@ class MultiMap:
         self._seq_base += laps * ring
         if self._state[compiled.NEXT_SEQ] // ring + laps_needed >= self._last_lap:
             raise InternalError("An entry has been live for 2**31 rounds of its MultiMap's ring.")
-
-
-def _as_codes(codes: Int64Array) -> Int64Array:
-    """Refuse what is not one dimension of int64: a conversion would make other codes of it."""
-    if codes.dtype != np.int64 or codes.ndim != 1:
-        raise TypeError(f"Codes must be a one-dimensional int64 array, not {codes.ndim}-dimensional {codes.dtype}.")
-    return np.ascontiguousarray(codes)

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array
 
 _STATISTICS_ROWS = 1 << 16
 
