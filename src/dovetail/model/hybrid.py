@@ -12,6 +12,7 @@ a single queue can do.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,16 +134,34 @@ def _window_and_step(wait: float, shares: NDArray[np.float64], counts: NDArray[n
     return window, 1.0 / float((counts * shares / at_reading).sum())
 
 
-def _wait_at(target: float, value: int, shares: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """The wait at which the window (value 0) or the tuples per step (value 1) reach `target`."""
+def _wait_for_window(window: float, shares: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
+    """The wait at which so many tuples wait."""
+    if shares.size > 1:
+        return _bisect(lambda wait: _window_and_step(wait, shares, counts)[0], window)
+    # With equal shares the window is a quotient of polynomials of p T; this is the positive root.
+    blocks = float(counts[0])
+    linear = blocks + 1.0 - window
+    root = math.sqrt(max(0.0, linear * linear + 2.0 * (blocks + 1.0) * (window - 0.5)))
+    return max(0.0, (root - linear) / (blocks + 1.0)) / float(shares[0])
+
+
+def _wait_for_step(stream_tuples: float, shares: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
+    """The wait at which a step serves so many tuples."""
+    if shares.size > 1:
+        return _bisect(lambda wait: _window_and_step(wait, shares, counts)[1], stream_tuples)
+    return max(0.0, stream_tuples - 1.0) / float(shares[0])
+
+
+def _bisect(function: Callable[[float], float], target: float) -> float:
+    """Where an increasing function reaches the target; infinity if that is beyond all bounds."""
     low, high = 0.0, 1.0
-    while _window_and_step(high, shares, counts)[value] < target:
+    while function(high) < target:
         low, high = high, 2.0 * high
         if high > 1e18:
             return math.inf
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
-        if _window_and_step(middle, shares, counts)[value] < target:
+        if function(middle) < target:
             low = middle
         else:
             high = middle
@@ -181,7 +200,7 @@ def tuples_per_step(
     1980
     """
     shares, counts = _normalised(shares, counts)
-    wait = _wait_at(window_tuples, 0, shares, counts)
+    wait = _wait_for_window(window_tuples, shares, counts)
     return min(_window_and_step(wait, shares, counts)[1], window_tuples)
 
 
@@ -196,7 +215,7 @@ def window_for_step(
     100000.0
     """
     shares, counts = _normalised(shares, counts)
-    wait = _wait_at(stream_tuples, 1, shares, counts)
+    wait = _wait_for_step(stream_tuples, shares, counts)
     return math.inf if math.isinf(wait) else _window_and_step(wait, shares, counts)[0]
 
 
@@ -300,11 +319,10 @@ class HybridModel:
     def window_for_rate(self, block_rows: int, rate: float) -> float:
         """The least window that serves `rate` tuples per second; infinite if none does."""
         shares, counts = self.profile.block_shares(block_rows)
-        window = {"tuples": 1.0}
 
         def loop(step_tuples: float) -> LoopCost:
-            window["tuples"] = window_for_step(step_tuples, shares, counts)
-            return self._loop_serving(block_rows, min(window["tuples"], 1e18), step_tuples)
+            window_tuples = window_for_step(step_tuples, shares, counts)
+            return self._loop_serving(block_rows, window_tuples, step_tuples)
 
         step_tuples = solve_chunk(rate, loop)
         return math.inf if math.isinf(step_tuples) else window_for_step(step_tuples, shares, counts)

@@ -9,6 +9,7 @@ __all__ = ["maximise", "maximise_integer"]
 
 _GRID_POINTS = 33
 _REFINED_POINTS = 9
+_STAIRCASE_POINTS = 500
 
 
 def maximise(function: Callable[[float], float], low: float, high: float) -> float:
@@ -32,11 +33,18 @@ def maximise(function: Callable[[float], float], low: float, high: float) -> flo
         points = [left + (right - left) * i / (_REFINED_POINTS - 1) for i in range(_REFINED_POINTS)]
 
 
-def maximise_integer(function: Callable[[int], float], low: int, high: int) -> int:
+def maximise_integer(function: Callable[[int], float], low: int, high: int, *, is_staircase: bool = False) -> int:
     """Find the whole number at which a function is largest, on a logarithmic scale.
 
-    Whatever is rounded inside the function makes it a staircase, of which the best step that was met is
-    returned.
+    Parameters
+    ----------
+    function
+        What to maximise.
+    low, high
+        The range, inclusive.
+    is_staircase
+        Whether the function jumps up and down by a few per cent from one number to the next, because of what
+        is rounded inside it. Then more numbers around the top are tried.
 
     Examples
     --------
@@ -47,23 +55,25 @@ def maximise_integer(function: Callable[[int], float], low: int, high: int) -> i
         raise PlanError(f"There is no whole number to choose from between {low} and {high}.")
     values: dict[int, float] = {}
 
-    def value(candidate: int) -> float:
-        if candidate not in values:
-            values[candidate] = function(candidate)
-        return values[candidate]
+    def best_of(candidates: list[int]) -> int:
+        for candidate in candidates:
+            if candidate not in values:
+                values[candidate] = function(candidate)
+        return max(range(len(candidates)), key=lambda i: values[candidates[i]])
 
     points = _geometric(low, high, _GRID_POINTS)
     while True:
-        best = max(range(len(points)), key=lambda i: value(points[i]))
+        best = best_of(points)
         left, right = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-        if right - left < _REFINED_POINTS:
-            for candidate in range(left, right + 1):
-                value(candidate)
-            return max(values, key=values.__getitem__)
         finer = _geometric(left, right, _REFINED_POINTS)
-        if finer == points:
-            return max(values, key=values.__getitem__)
+        if len(finer) > right - left or finer == points:
+            best_of(finer)
+            break
         points = finer
+    top = max(values, key=values.__getitem__)
+    if is_staircase:
+        best_of(_geometric(max(low, top // 10), min(high, 10 * top), _STAIRCASE_POINTS))
+    return max(values, key=values.__getitem__)
 
 
 def _geometric(low: int, high: int, count: int) -> list[int]:
