@@ -7,9 +7,28 @@
 2
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from dovetail import errors
-from dovetail.relation import Relation, SimulatedDisk
+
+if TYPE_CHECKING:
+    from dovetail.relation import Relation, SimulatedDisk
 
 __version__ = "0.1.0"
 
 __all__ = ["Relation", "SimulatedDisk", "__version__", "errors"]
+
+_HOME = {"Relation": "dovetail.relation", "SimulatedDisk": "dovetail.relation"}
+
+
+def __getattr__(name: str) -> Any:
+    # Names are imported when they are first used: `dovetail --help` must not wait for numba, nor a Spark worker for
+    # what its task does not need.
+    if name not in _HOME:
+        raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -270,13 +270,15 @@ class Relation:
         """Bytes of its index that stay in memory while all shards are open."""
         return sum(self.shard(number, columns=[]).index_bytes for number in range(self.num_shards))
 
+    @property
+    def version_info(self) -> VersionInfo:
+        """How and when this version was made."""
+        return _version_info(self._manifest)
+
     def versions(self) -> list[VersionInfo]:
         """Its history, oldest version first, as far as it was not vacuumed."""
         log = VersionLog(self._files)
-        manifests = [log.read(number) for number in log.numbers()]
-        return [
-            VersionInfo(m.version, m.parent, m.operation, m.created_at, m.stats.rows, m.stats.bytes) for m in manifests
-        ]
+        return [_version_info(log.read(number)) for number in log.numbers()]
 
     def shard(
         self,
@@ -328,6 +330,13 @@ def row_source(source: Any) -> RowSource:
         return job.DataFrameSource(source)  # type: ignore[no-any-return]
     raise PlanError(
         f"a {type(source).__name__} cannot be written to a relation: pass a Spark DataFrame or an Arrow table."
+    )
+
+
+def _version_info(manifest: Manifest) -> VersionInfo:
+    stats = manifest.stats
+    return VersionInfo(
+        manifest.version, manifest.parent, manifest.operation, manifest.created_at, stats.rows, stats.bytes
     )
 
 
