@@ -5,18 +5,23 @@ exactly one of several writers. Local disks give both (``fsync``, ``link``). ``p
 elsewhere a relation is read-only, and says so.
 """
 
+import errno
 import fcntl
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
-from dovetail.errors import RelationConflict, RelationNotFound, RelationReadOnly
+from dovetail.errors import DovetailError, RelationConflict, RelationError, RelationNotFound, RelationReadOnly
+from dovetail.faultpoints import fault_point
+
+_FULL_OR_BROKEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 
 class RelationFiles:
@@ -56,9 +61,9 @@ class RelationFiles:
             raise RelationNotFound(f"{self.path(name)} does not exist.") from None
 
     def size(self, name: str) -> int | None:
-        """The size of a file, or None if it does not exist."""
+        """The size of a file, 0 for a directory, or None if it does not exist."""
         info = self.filesystem.get_file_info(self.path(name))
-        return None if info.type == fs.FileType.NotFound else int(info.size)
+        return None if info.type == fs.FileType.NotFound else int(info.size or 0)
 
     def names(self, directory: str) -> list[str]:
         """The names of the files in a directory, none if it does not exist."""
@@ -84,13 +89,12 @@ class RelationFiles:
     def writing(self, create: bool = False) -> Iterator[Path]:
         """Be the relation's only writer on this host, or fail at once with the reason."""
         root = self.writable()
-        try:
+        with storage_errors(root):
             if create:
-                for directory in (root, root / "versions", root / "data"):
-                    directory.mkdir(parents=True, exist_ok=True)
+                for directory in (root / "versions", root / "data"):
+                    directory.mkdir(exist_ok=True)
+                sync_directory(root)
             lock = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise RelationReadOnly(f"{root} cannot be written: {error.strerror}.") from None
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,12 +103,36 @@ class RelationFiles:
                     f"another writer is changing {root} (process {_holder(lock)}). Nothing was changed; try again when "
                     "it has finished."
                 ) from None
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            # Only for the message above: a vacuum must be able to start on a full disk.
+            with suppress(OSError):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, str(os.getpid()).encode(), 0)
             _probe_exclusive_create(root)
             yield root
         finally:
             os.close(lock)
+
+
+@contextmanager
+def storage_errors(root: Path) -> Iterator[None]:
+    """Turn what a disk refuses (it is full, broken or forbids writing) into an error that says so."""
+    try:
+        yield
+    except DovetailError:
+        raise
+    except OSError as error:
+        if error.errno in _FULL_OR_BROKEN | _FORBIDDEN:
+            raise _refusal(root, error) from None
+        raise
+
+
+def _refusal(root: Path, error: OSError) -> RelationError:
+    if error.errno in _FULL_OR_BROKEN:
+        return RelationError(
+            f"{root} cannot be written: {error.strerror}. The last version is as it was; make room, for instance by "
+            "a vacuum, and try again."
+        )
+    return RelationReadOnly(f"{root} cannot be written: {error.strerror}.")
 
 
 def _holder(lock: int) -> str:
@@ -118,6 +146,8 @@ def _probe_exclusive_create(root: Path) -> None:
         os.link(probe, f"{probe}.link")
         os.unlink(f"{probe}.link")
     except OSError as error:
+        if error.errno in _FULL_OR_BROKEN:
+            raise _refusal(root, error) from None
         raise RelationReadOnly(
             f"{root} is on a file system that cannot create a file exclusively ({error.strerror}), so the relation can "
             "only be read there. Use a local disk such as ext4 or xfs."
@@ -132,6 +162,7 @@ def create_exclusively(path: Path, text: str) -> None:
     try:
         write_durably(draft, text.encode())
         os.link(draft, path)
+        fault_point("relation.manifest.linked")
     finally:
         draft.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -5,7 +5,7 @@ The code of a row is a 64-bit integer computed from its key. A single integral, 
 reverse need not hold, so whoever matches by code compares the real keys with :func:`keys_equal` before joining.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 def normalize_key(on: str | Sequence[str]) -> tuple[str, ...]:
     """The key as a tuple of names; refuses an empty one and repetitions."""
-    names = (on,) if isinstance(on, str) else tuple(on)
+    names = (on,) if isinstance(on, str) else tuple(on) if isinstance(on, Iterable) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
         raise PlanError(f"on={on!r} names no key column: give one column name or a list of names.")
     if len(set(names)) != len(names):
@@ -29,12 +29,17 @@ def normalize_key(on: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def check_schema(schema: pa.Schema, key: Sequence[str]) -> None:
-    """Refuse a schema that cannot be a relation with this key, naming the columns at fault."""
-    names = schema.names
+def check_names(names: Sequence[str]) -> None:
+    """Refuse columns that cannot be told apart."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise SchemaError(f"column {repeated[0]!r} appears more than once: rename or drop the others.")
+
+
+def check_schema(schema: pa.Schema, key: Sequence[str]) -> None:
+    """Refuse a schema that cannot be a relation with this key, naming the columns at fault."""
+    names = schema.names
+    check_names(names)
     taken = sorted(RESERVED_COLUMNS.intersection(names))
     if taken:
         raise SchemaError(f"column {taken[0]!r} has a name that dovetail reserves: rename it.")
@@ -100,7 +105,8 @@ def keys_equal(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> BoolArray
 
 
 def _is_own_code(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
+    is_moment = pa.types.is_timestamp(kind) and kind.unit == "us"
+    return bool(pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or is_moment)
 
 
 def _check_key_type(name: str, kind: pa.DataType) -> None:
@@ -117,7 +123,7 @@ def _check_key_type(name: str, kind: pa.DataType) -> None:
     if not supported:
         raise SchemaError(
             f"column {name!r} of type {kind} cannot be a key: use an integral, string, binary, boolean, float, double, "
-            "decimal, date or timestamp column."
+            "decimal, date or timestamp (in microseconds) column."
         )
 
 

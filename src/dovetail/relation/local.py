@@ -31,7 +31,7 @@ class ArrowSource:
         elif isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         self.schema = pa.schema([_plain_field(field) for field in table.schema])
-        self._table = table.cast(self.schema)
+        self._table = _cast(table, self.schema)
 
     def write(
         self,
@@ -56,6 +56,21 @@ class ArrowSource:
             if progress is not None:
                 progress(number + 1, len(base.shards))
         return shards
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    try:
+        return table.cast(schema)
+    except pa.ArrowInvalid:
+        for column, field in zip(table.columns, schema, strict=True):
+            try:
+                column.cast(field.type)
+            except pa.ArrowInvalid as error:
+                raise SchemaError(
+                    f"column {field.name!r} of type {column.type} cannot be stored as {field.type}: "
+                    f"{error}. Cast it first."
+                ) from None
+        raise
 
 
 def _plain_field(field: pa.Field) -> pa.Field:

@@ -124,8 +124,8 @@ class Relation:
         keys.check_schema(rows.schema, key)
         files = RelationFiles(path)
         version_log.check_is_free(files)
+        version_log.prepare(files)
         with files.writing(create=True) as root:
-            version_log.prepare(files, root)
             log = VersionLog(files)
             versions = log.numbers()
             if versions and mode == "error":
@@ -341,6 +341,7 @@ def _version_info(manifest: Manifest) -> VersionInfo:
 
 
 def _check_same_columns(base: Manifest, schema: pa.Schema, operation: Operation) -> None:
+    keys.check_names(schema.names)
     wanted = list(base.key) if operation == "delete" else base.schema.names
     missing = [name for name in wanted if name not in schema.names]
     if missing:
@@ -356,7 +357,21 @@ def _check_same_columns(base: Manifest, schema: pa.Schema, operation: Operation)
         )
     for name in wanted:
         here, there = schema.field(name).type, base.schema.field(name).type
-        if here != there:
+        if not _fits(here, there):
             raise SchemaError(
                 f"{operation}: column {name!r} has type {here}, in the relation it has type {there}. Cast it first."
             )
+
+
+def _fits(here: pa.DataType, there: pa.DataType) -> bool:
+    """Whether values of type ``here`` are values of type ``there``: the same, or with fewer NULLs inside."""
+    t = pa.types
+    if t.is_list(here) and t.is_list(there):
+        pairs = [(here.value_field, there.value_field)]
+    elif t.is_map(here) and t.is_map(there):
+        pairs = [(here.key_field, there.key_field), (here.item_field, there.item_field)]
+    elif t.is_struct(here) and t.is_struct(there) and [f.name for f in here] == [f.name for f in there]:
+        pairs = list(zip(here, there, strict=True))
+    else:
+        return bool(here == there)
+    return all(_fits(a.type, b.type) and (b.nullable or not a.nullable) for a, b in pairs)

@@ -62,9 +62,9 @@ class SegmentReader:
         local = files.local is not None
         self._mapped_rows = files.map(f"{self._base}.rows") if local else None
         self._batches: list[pa.RecordBatch | None] = [None] * len(self._batch_rows)
-        self._marks = verification_marks(
-            Path(self._path("rows")) if local else None, segment.index_digest, len(self._batch_rows)
-        )
+        kinds = ("rows", "codes") if self.is_keyed else ("rows",)
+        data_files = [Path(self._path(kind)) for kind in kinds] if local else []
+        self._marks = verification_marks(data_files, segment.index_digest, len(self._batch_rows))
         self._codes: Int64Array | None = None
         self._pread = self._open_pread("rows", io, arena)
         self._pread_codes = self._open_pread("codes", io, arena) if self.is_keyed else None
@@ -84,7 +84,7 @@ class SegmentReader:
 
     def _read_piece(self, number: int, start: int, stop: int) -> pa.RecordBatch:
         mapped = self._batch(number)
-        if self._pread is None:
+        if self._pread is None or not self._column_numbers:
             return mapped.slice(start, stop - start)
         assert self._mapped_rows is not None
         pread, base = self._pread, self._mapped_rows.address

@@ -5,6 +5,7 @@ Memory held is one record batch (about 8 MiB) whatever the size of the segment.
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -37,7 +38,9 @@ class SegmentWriter:
     """Writes the files of one segment into ``directory``; nothing refers to them until a manifest does."""
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema, is_keyed: bool) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        if not directory.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            sync_directory(directory.parent)
         self._directory, self._name, self._schema, self._is_keyed = directory, name, schema, is_keyed
         self._rows_file: IO[bytes] = open(directory / f"{name}.rows", "xb")  # noqa: SIM115
         self._codes_file: IO[bytes] | None = open(directory / f"{name}.codes", "xb") if is_keyed else None  # noqa: SIM115
@@ -127,10 +130,13 @@ class SegmentWriter:
         )
 
     def abandon(self) -> None:
-        """Close and remove what was written so far."""
+        """Close and remove what was written so far, or all of it after :meth:`close`."""
         for file in self._open_files():
-            file.close()
-            os.unlink(file.name)
+            # What still waits to be written is not wanted any more: it does not matter that it may not fit.
+            with suppress(OSError):
+                file.close()
+            Path(file.name).unlink(missing_ok=True)
+        (self._directory / f"{self._name}.index").unlink(missing_ok=True)
 
     def _open_files(self) -> Iterable[IO[bytes]]:
         return [self._rows_file] if self._codes_file is None else [self._rows_file, self._codes_file]

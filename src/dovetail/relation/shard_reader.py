@@ -122,6 +122,8 @@ class ShardReader:
 
     def blocks(self, block_rows: int) -> Iterator[Block]:
         """One cycle: every row once, in blocks of ``block_rows`` positions, the last one shorter."""
+        if block_rows < 1:
+            raise PlanError(f"a block of {block_rows} rows holds none: a block has at least 1 row.")
         for start in range(0, self.num_rows, block_rows):
             yield self.read_block(start, block_rows)
 
@@ -159,8 +161,10 @@ class ShardReader:
     def _lookup_segment(self, segment: SegmentReader, base: int, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
         first, count = segment.lookup(codes)
         if self._disk is not None:
-            pages = np.unique(first * 8 // PAGE_BYTES)
-            for page in pages.tolist():
+            first_page = first * 8 // PAGE_BYTES
+            last_page = (first + np.maximum(count, 1) - 1) * 8 // PAGE_BYTES
+            _, pages = expand_ranges(first_page, (last_page - first_page + 1).astype(np.int32))
+            for page in np.unique(pages).tolist():
                 self._disk.access(f"{segment.file_name}.codes", page * PAGE_BYTES, PAGE_BYTES)
         queries, rows = expand_ranges(first, count)
         if segment.deleted is not None:
@@ -198,7 +202,8 @@ class ShardReader:
         return queries[order], starts[order], stops[order]
 
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
-        """The rows at these positions, in the order asked for."""
+        """The rows at these positions, in the order asked for, whether or not this version has deleted them."""
+        self._check_positions(positions)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
         rows = self._concat([batch for _, batch in self._gather_ascending(ascending)])
@@ -210,6 +215,7 @@ class ShardReader:
 
     def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
         """The rows at these positions in the order that costs least: pairs (which of ``positions``, their rows)."""
+        self._check_positions(positions)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
         for first, batch in self._gather_ascending(ascending):
@@ -238,8 +244,9 @@ class ShardReader:
             yield low, pc.take(rows, pa.array(positions[low:high] - start), boundscheck=False)
 
     def codes_at(self, positions: Int64Array) -> Int64Array:
-        """The codes of the rows at these positions, in the order asked for."""
-        codes = np.empty(len(positions), np.int64)
+        """The codes of the rows at these positions, in the order asked for; 0 for rows whose key has a NULL."""
+        self._check_positions(positions)
+        codes = np.zeros(len(positions), np.int64)
         numbers = np.searchsorted(self._bases, positions, side="right") - 1
         for number, (segment, base) in enumerate(self._keyed()):
             mine = numbers == number
@@ -270,6 +277,14 @@ class ShardReader:
         for segment, base in zip(self._segments, self._bases[:-1].tolist(), strict=True):
             if segment.is_keyed:
                 yield segment, base
+
+    def _check_positions(self, positions: Int64Array) -> None:
+        # The gathering below goes without bounds checks: a wrong position would read, or return, foreign memory.
+        if len(positions):
+            low, high = int(positions.min()), int(positions.max())
+            if low < 0 or high >= self.num_rows:
+                wrong = low if low < 0 else high
+                raise PlanError(f"position {wrong} is not in a shard of {self.num_rows} rows.")
 
     def _charge(self, start: int, stop: int) -> None:
         if self._disk is not None:

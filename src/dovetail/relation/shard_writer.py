@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import RelationError
+from dovetail.errors import RelationError, SchemaError
 from dovetail.faultpoints import fault_point
-from dovetail.relation.files import RelationFiles, sync_directory, write_durably
+from dovetail.relation.files import RelationFiles, storage_errors, sync_directory, write_durably
 from dovetail.relation.format import (
     CODE_COLUMN,
     Deletions,
@@ -63,7 +63,8 @@ def write_shard(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Shard:
 
     For a delete the batches hold the key columns only.
     """
-    return _ShardWriter(task).run(batches)
+    with storage_errors(Path(task.root)):
+        return _ShardWriter(task).run(batches)
 
 
 class _ShardWriter:
@@ -89,11 +90,11 @@ class _ShardWriter:
                     self._accept_null_keys(null_rows, keyless)
                 if rows.num_rows:
                     self._accept(rows, codes, keyed)
+            added = [segment for segment in (keyed.close(), keyless.close()) if segment is not None]
         except BaseException:
             keyed.abandon()
             keyless.abandon()
             raise
-        added = [segment for segment in (keyed.close(), keyless.close()) if segment is not None]
         segments = [*self._with_deletions(), *added]
         segments = self._merged(segments)
         return Shard(tuple(segments), self._stats(segments))
@@ -106,11 +107,21 @@ class _ShardWriter:
         code = batch.column(CODE_COLUMN)
         rows = batch.drop_columns([CODE_COLUMN])
         if self._adds:
+            self._refuse_unexpected_nulls(rows)
             rows = rows.cast(self._base.schema)
         if code.null_count == 0:
             return rows, code.to_numpy(), rows.slice(0, 0)
         has_key = code.is_valid()
         return rows.filter(has_key), code.drop_null().to_numpy(), rows.filter(pc.invert(has_key))
+
+    def _refuse_unexpected_nulls(self, rows: pa.RecordBatch) -> None:
+        for field, column in zip(self._base.schema, rows.columns, strict=True):
+            if not field.nullable and column.null_count:
+                raise SchemaError(
+                    f"{self._task.operation}: column {field.name!r} has a NULL, and the relation's was declared "
+                    "without. Nothing was changed; fill or filter the NULLs, or build the relation again from data in "
+                    "which the column may be NULL."
+                )
 
     def _accept_null_keys(self, rows: pa.RecordBatch, writer: SegmentWriter) -> None:
         if self._task.operation == "upsert":
@@ -143,7 +154,7 @@ class _ShardWriter:
         return positions
 
     def _refuse_duplicate(self, rows: pa.RecordBatch, positions: Int64Array) -> None:
-        example = self._reader.gather(positions[:1]).to_pylist()[0]
+        example = _shown(self._reader.gather(positions[:1]))
         raise RelationError(
             f"the key ({', '.join(self._base.key)}) was declared unique, and {len(positions)} or more appended rows "
             f"have a key that the relation already has, such as {example}. Nothing was changed; use upsert to replace "
@@ -248,29 +259,44 @@ class _DuplicateKeys:
     def _compare(self, keys: pa.RecordBatch, codes: Int64Array, same_as_before: npt.NDArray[np.bool_]) -> None:
         if not self._hashed:
             first = int(np.flatnonzero(same_as_before)[0])
-            self._refuse(keys.slice(first, 1).to_pylist()[0])
+            self._refuse(keys.slice(first, 1))
         # Equal hashes need not be equal keys: compare the few keys that share one.
         shares = same_as_before | np.append(same_as_before[1:], False)
         seen = set()
-        for key in self._keys_of([*self._last_keys, keys.filter(pa.array(shares))]):
-            values = tuple(_comparable(value) for value in key.values())
-            if values in seen:
-                self._refuse(key)
-            seen.add(values)
+        for batch in [*self._last_keys, keys.filter(pa.array(shares))]:
+            for number, key in enumerate(_comparable(batch)):
+                if key in seen:
+                    self._refuse(batch.slice(number, 1))
+                seen.add(key)
 
-    @staticmethod
-    def _keys_of(batches: list[pa.RecordBatch]) -> Iterator[dict[str, object]]:
-        for batch in batches:
-            yield from batch.to_pylist()
-
-    def _refuse(self, example: dict[str, object]) -> None:
+    def _refuse(self, example: pa.RecordBatch) -> None:
         raise RelationError(
-            f"the key ({', '.join(self._key)}) was declared unique, and the data has more than one row for {example}. "
-            "Nothing was changed; remove the duplicates, or declare unique=False."
+            f"the key ({', '.join(self._key)}) was declared unique, and the data has more than one row for "
+            f"{_shown(example)}. Nothing was changed; remove the duplicates, or declare unique=False."
         )
 
 
-def _comparable(value: object) -> object:
-    if isinstance(value, float):
-        return "NaN" if value != value else value + 0.0
-    return value
+def _comparable(keys: pa.RecordBatch) -> Iterator[tuple[object, ...]]:
+    """The keys as tuples that are equal when Spark calls the keys equal."""
+    return zip(*(_comparable_values(column) for column in keys.columns), strict=True)
+
+
+def _comparable_values(column: pa.Array) -> list[object]:
+    if pa.types.is_timestamp(column.type):
+        column = column.view(pa.int64())  # Spark's calendar is longer than Python's
+    elif pa.types.is_date32(column.type):
+        column = column.view(pa.int32())
+    if not pa.types.is_floating(column.type):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    return ["NaN" if value != value else value + 0.0 for value in column.to_pylist()]
+
+
+def _shown(row: pa.RecordBatch) -> dict[str, object]:
+    """A row for a message; a moment outside Python's calendar is shown as Arrow writes it."""
+    shown = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            shown[name] = column[0].as_py()
+        except (OverflowError, ValueError):
+            shown[name] = pc.cast(column, pa.string())[0].as_py()
+    return shown

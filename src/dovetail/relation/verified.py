@@ -2,42 +2,48 @@
 
 Checking every batch in every worker process would read the relation once per worker; checking none would return wrong
 rows from a damaged disk. So the first reader of a batch checks it and says so in a small shared file in the host's
-temporary directory: one byte per batch, mapped by every process. The name of that file contains the digest, the inode,
-the size and the time of the data file, so that a replaced file is checked again.
+temporary directory: one byte per batch, mapped by every process. The name of that file contains the digest, and the
+inode, the size and the times of the data files, so that a replaced or rewritten file is checked again. What it cannot
+see is damage that leaves all of those as they were, such as a bit that decays on the disk after the first check.
 """
 
 import mmap
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 
-def verification_marks(data_file: Path | None, digest: str, batches: int) -> npt.NDArray[np.uint8]:
-    """One mutable byte per batch: non-zero once some process of this host has checked it."""
-    if data_file is None or batches == 0:
+def verification_marks(data_files: Sequence[Path], digest: str, batches: int) -> npt.NDArray[np.uint8]:
+    """One mutable byte per batch of these files: non-zero once some process of this host has checked it."""
+    if not data_files or batches == 0:
         return np.zeros(batches, np.uint8)
     directory = _private_directory()
     if directory is None:
         return np.zeros(batches, np.uint8)
-    info = data_file.stat()
-    name = f"{digest}-{info.st_dev:x}-{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}"
+    name = "-".join([digest, *map(_identity, data_files)])
     try:
         descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         # A full or read-only temporary directory costs a second check, never a wrong row.
         return np.zeros(batches, np.uint8)
     try:
-        if os.fstat(descriptor).st_size < batches:
-            os.ftruncate(descriptor, batches)
+        # Not ftruncate: it would promise space that a full disk does not have, and the first mark would be a bus error.
+        os.posix_fallocate(descriptor, 0, batches)
         return np.frombuffer(mmap.mmap(descriptor, batches), np.uint8)
     except OSError:
         return np.zeros(batches, np.uint8)
     finally:
         os.close(descriptor)
+
+
+def _identity(file: Path) -> str:
+    info = file.stat()
+    return f"{info.st_dev:x}.{info.st_ino:x}.{info.st_size:x}.{info.st_mtime_ns:x}.{info.st_ctime_ns:x}"
 
 
 def _private_directory() -> Path | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dovetail.errors import RelationConflict, RelationError, RelationNotFound
 from dovetail.faultpoints import fault_point
-from dovetail.relation.files import RelationFiles, create_exclusively, sync_directory
+from dovetail.relation.files import RelationFiles, create_exclusively, storage_errors, sync_directory
 from dovetail.relation.format import FORMAT_VERSION, Manifest
 
 MARKER = "RELATION"
@@ -42,7 +42,7 @@ class VersionLog:
             version = numbers[-1]
         if version not in numbers:
             raise RelationNotFound(
-                f"{self._files.root} has no version {version}: it has {', '.join(map(str, numbers))}. A version that "
+                f"{self._files.root} has no version {version!r}: it has {', '.join(map(str, numbers))}. A version that "
                 "was vacuumed cannot be opened again."
             )
         name = _name(version)
@@ -60,7 +60,8 @@ class VersionLog:
         """Make ``manifest`` the newest version, or fail because somebody else committed first."""
         fault_point("relation.manifest.before")
         try:
-            create_exclusively(root / _name(manifest.version), manifest.to_json())
+            with storage_errors(root):
+                create_exclusively(root / _name(manifest.version), manifest.to_json())
         except FileExistsError:
             raise RelationConflict(
                 f"another writer committed version {manifest.version} of {root} first. Nothing of this "
@@ -79,7 +80,8 @@ class VersionLog:
         sync_directory(root / "versions")
         for draft in (root / "versions").glob(".*"):
             draft.unlink()
-        removed = [file for file in _data_files(root) if file not in _named(kept)]
+        named = _named(kept)
+        removed = [file for file in _data_files(root) if file not in named]
         size = 0
         for file in removed:
             size += (root / "data" / file).stat().st_size
@@ -88,12 +90,21 @@ class VersionLog:
         return VacuumReport(tuple(old), len(removed), size)
 
 
-def prepare(files: RelationFiles, root: Path) -> None:
-    """Mark a directory as a relation, refusing one that holds something else."""
-    marker = root / MARKER
-    if not marker.exists():
-        marker.write_text(f"A Dovetail relation, format {FORMAT_VERSION}. Open it with dovetail.Relation.open.\n")
-        sync_directory(root)
+def prepare(files: RelationFiles) -> None:
+    """Make a directory and mark it as a relation.
+
+    The mark is the first thing in it: a build that is killed later leaves a directory that can be built in again.
+    """
+    root = files.writable()
+    with storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        fault_point("relation.directory.made")
+        marker = root / MARKER
+        if not marker.exists():
+            marker.write_text(f"A Dovetail relation, format {FORMAT_VERSION}. Open it with dovetail.Relation.open.\n")
+            sync_directory(root)
+            sync_directory(root.parent)
+        fault_point("relation.directory.marked")
 
 
 def check_is_free(files: RelationFiles) -> None:
