@@ -11,50 +11,70 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array
+from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
 
+_BLOCK = 64  # queries searched side by side
 _STATISTICS_ROWS = 1 << 16
 
 
-@njit(cache=True, inline="always")
-def _lower_bound(values: Any, low: Any, high: Any, query: Any) -> Any:
-    """Give the first index in [low, high] before which all of values[low:high] are smaller than the query."""
-    size = high - low
-    while size > 0:
+@njit(cache=True)
+def _advance_to_lower_bounds(values: Any, size: Any, queries: Any, bases: Any) -> None:
+    """Move each base on to the first of the `size` values from it that is not smaller than its query.
+
+    All searches take the same steps at the same time: their reads do not wait for each other, and whether a step moves
+    a base is arithmetic, not a branch to mispredict.
+    """
+    while size > 1:
         half = size >> 1
-        if values[low + half] < query:
-            low += half + 1
-            size -= half + 1
-        else:
-            size = half
-    return low
+        for i in range(queries.size):
+            base = bases[i]
+            bases[i] = base + (half if values[base + half - 1] < queries[i] else 0)
+        size -= half
+    if size == 1:
+        for i in range(queries.size):
+            bases[i] += np.int64(values[bases[i]] < queries[i])
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _upper_bound(values: Any, low: Any, high: Any, query: Any) -> Any:
     """Give the first index in [low, high] before which all of values[low:high] are at most the query."""
-    size = high - low
-    while size > 0:
-        half = size >> 1
-        if values[low + half] <= query:
-            low += half + 1
-            size -= half + 1
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] <= query:
+            low = middle + 1
         else:
-            size = half
+            high = middle
     return low
 
 
 @njit(cache=True)
 def _find_ranges(fences: Any, stride: Any, codes: Any, queries: Any, out_first: Any, out_count: Any) -> None:
-    for row in range(queries.size):
-        query = queries[row]
-        fence = _lower_bound(fences, 0, fences.size, query)
-        low = max(0, (fence - 1) * stride + 1)
-        first = _lower_bound(codes, low, min(fence * stride, codes.size), query)
-        last_fence = _upper_bound(fences, fence, fences.size, query)
-        low = max(first, (last_fence - 1) * stride + 1)
-        out_first[row] = first
-        out_count[row] = _upper_bound(codes, low, min(last_fence * stride, codes.size), query) - first
+    """Write each query's equal range; there is at least one code."""
+    # Between two fences lie stride - 1 codes. Near the end a window may begin earlier than it must: all the codes that
+    # this adds are smaller than the query.
+    window = min(stride - 1, codes.size)
+    last_window = codes.size - window
+    last = codes.size - 1
+    bases = np.empty(_BLOCK, dtype=np.int64)
+    for start in range(0, queries.size, _BLOCK):
+        block = queries[start : start + _BLOCK]
+        bases[:] = 0
+        _advance_to_lower_bounds(fences, fences.size, block, bases)
+        for i in range(block.size):
+            bases[i] = min(max(0, (bases[i] - 1) * stride + 1), last_window)
+        _advance_to_lower_bounds(codes, window, block, bases)
+        for i in range(block.size):
+            first = bases[i]
+            query = block[i]
+            is_found = np.int64(first <= last) & np.int64(codes[min(first, last)] == query)
+            is_repeated = is_found & np.int64(first < last) & np.int64(codes[min(first + 1, last)] == query)
+            count = is_found
+            if is_repeated:
+                fence = _upper_bound(fences, 0, fences.size, query)
+                low = max(first, (fence - 1) * stride + 1)
+                count = _upper_bound(codes, low, min(fence * stride, codes.size), query) - first
+            out_first[start + i] = first
+            out_count[start + i] = count
 
 
 def make_fences(codes: Int64Array, stride: int) -> Int64Array:
@@ -106,9 +126,10 @@ def lookup_sorted(
             f"{codes.size:,} codes with a fence at every {stride:,} have {-(-codes.size // stride):,} "
             f"fences, not {fences.size:,}."
         )
-    first = np.empty(queries.size, dtype=np.int64)
-    count = np.empty(queries.size, dtype=np.int32)
-    _find_ranges(fences, stride, codes, queries, first, count)
+    first = np.zeros(queries.size, dtype=np.int64)
+    count = np.zeros(queries.size, dtype=np.int32)
+    if codes.size:
+        _find_ranges(as_codes(fences), stride, as_codes(codes), as_codes(queries, "Queries"), first, count)
     return first, count
 
 
@@ -346,7 +367,7 @@ def run_statistics(
         codes = _next_live_codes(arrays, masks, cursors)
         if codes is None:
             return int(state[0]), int(state[1])
-        _count_runs(codes, state)
+        _count_runs(as_codes(codes), state)
 
 
 def _next_live_codes(runs: list[Int64Array], masks: list[BoolArray | None], cursors: Int64Array) -> Int64Array | None:
