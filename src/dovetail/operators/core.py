@@ -1,0 +1,311 @@
+"""The middle of every semi-stream join: the window, the account of memory, joining a block, letting tuples leave.
+
+`JoinCore` knows nothing of how tuples come in or of when which block is read; `SemiStreamOperator` adds the first, an
+operator's own file the second.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.errors import BudgetError, PlanError
+from dovetail.memory import Budget, Ledger, format_bytes
+from dovetail.metrics import OperatorMetrics
+from dovetail.operators.matching import matcher_for
+from dovetail.operators.memory_plan import MemoryPlan, plan_memory
+from dovetail.operators.output import BatchRows
+from dovetail.operators.protocol import RelationBlock
+from dovetail.operators.results import Results
+from dovetail.operators.spec import JoinSpec
+from dovetail.operators.tuple_store import Positions, TupleStore, is_fixed_width
+from dovetail.operators.window import StreamWindow
+
+__all__ = ["JoinCore"]
+
+Int64Array = npt.NDArray[np.int64]
+_PAGED_DRIFT = 1.5  # how much tuples may grow or shrink before an empty window is measured anew
+
+
+class JoinCore:
+    """Window, memory and output of one operator."""
+
+    kind: ClassVar[str]
+    needs_equality: ClassVar[bool] = True
+
+    def __init__(self, spec: JoinSpec) -> None:
+        if self.needs_equality and not spec.has_equality:
+            raise PlanError(
+                f"{self.kind} joins on equal keys only.", hint="Use mesh for a condition without equality, or pass on=."
+            )
+        self.spec = spec
+        self.metrics = OperatorMetrics()
+        self._stream_columns = spec.stream_columns
+        self._has_paged_columns = any(not is_fixed_width(column.type) for column in self._stream_columns)
+        self._paged_bytes = float(TupleStore.guess_paged_bytes(self._stream_columns))
+        self._matcher = matcher_for(spec)
+        self._shedding = None if spec.shed is None else spec.shed.start()
+        self._memory = self._plan_memory(spec)
+        self._ledger = Ledger(spec.budget)
+        self._block_account = self._ledger.reserve("block", self._memory.block_bytes)
+        self._window_account = self._ledger.reserve("window")
+        self.results = Results(spec, self._ledger, self.metrics, self._memory.output_rows, self._memory.output_bytes)
+        if self._shedding is not None:
+            self._ledger.reserve("shedding", self._shedding.nbytes)
+        self._window: StreamWindow | None = None
+        self._pairs_done = 0
+
+    # ================================================================ memory
+
+    def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
+        """Divide the budget."""
+        return plan_memory(
+            spec,
+            who=self.kind,
+            bytes_per_tuple=self._matcher.bytes_per_tuple,
+            other_bytes=0 if self._shedding is None else self._shedding.nbytes,
+        )
+
+    @property
+    def budget(self) -> Budget:
+        """The most bytes that may be held."""
+        return self._ledger.budget
+
+    @property
+    def block_rows(self) -> int:
+        """b: the relation rows of a disk step."""
+        return self._memory.block_rows
+
+    @property
+    def window_capacity(self) -> int:
+        """The most stream tuples that can wait within the budget."""
+        return self._capacity_for(self._paged_bytes, self._memory) if self._window is None else self._window.capacity
+
+    @property
+    def pending(self) -> int:
+        """Stream tuples that were accepted and still wait."""
+        return 0 if self._window is None else len(self._window)
+
+    @property
+    def oldest(self) -> int | None:
+        """How many tuples had been offered before the oldest that waits (at most so many); None if none does."""
+        return self._window.chunks[0].first_arrival if self._window is not None and self._window.chunks else None
+
+    def size(self) -> int:
+        """Bytes held now; never above the budget."""
+        return self._ledger.held_bytes
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes held per component; the sum is `size`."""
+        return self._ledger.by_component()
+
+    def _capacity_for(self, paged_bytes: float, memory: MemoryPlan) -> int:
+        """The window's capacity when tuples have so many paged bytes each."""
+        per_tuple = paged_bytes + self._matcher.bytes_per_tuple
+        if self.spec.ordered and self.spec.how in ("inner", "left"):
+            # One result held per tuple; when there are more, the youngest tuples' are discarded and found again.
+            per_tuple += self.results.plan.row_bytes + 8
+        return StreamWindow.capacity_within(
+            self._stream_columns, memory.window_bytes, per_tuple, has_tickets=self.spec.ordered
+        )
+
+    def _window_for(self, part: pa.RecordBatch) -> StreamWindow:
+        """The window; made when the first tuples show how long they are, and anew when it is empty and they differ."""
+        if self._window is not None and (len(self._window) or not self._has_paged_columns):
+            return self._window
+        if self._has_paged_columns and part.num_rows:
+            paged = sum(int(c.nbytes) for c in part.columns if not is_fixed_width(c.type)) / part.num_rows
+            is_alike = paged / _PAGED_DRIFT <= self._paged_bytes <= paged * _PAGED_DRIFT
+            if self._window is not None and is_alike:
+                return self._window
+            self._paged_bytes = paged
+        self._replace_window(None)
+        capacity = max(1, self._capacity_for(self._paged_bytes, self._memory))
+        self._replace_window(StreamWindow(self._stream_columns, capacity, self.spec.ordered))
+        assert self._window is not None
+        return self._window
+
+    def _replace_window(self, window: StreamWindow | None) -> None:
+        self._window_account.resize(0 if window is None else window.nbytes)
+        self._window = window
+        self._matcher = matcher_for(self.spec)
+
+    def _account_window(self) -> None:
+        """Tidy up the window and bring its account up to date."""
+        if self._window is not None:
+            self._window.tidy(self._ledger.free_bytes)
+            self._window_account.resize(self._window.nbytes + self._matcher.nbytes)
+
+    def _replan(self, spec: JoinSpec) -> None:
+        """Divide another budget, or the same one otherwise; if what is held does not fit, refuse and change nothing."""
+        memory = self._plan_memory(spec)
+        window = None
+        if self._window is not None:
+            capacity = self._capacity_for(self._paged_bytes, memory)
+            self._require_fits(spec, memory, len(self._window), capacity)
+            window = self._window.resized(max(1, capacity))
+        window_bytes = 0 if window is None else window.nbytes + self._matcher.nbytes
+        accounts = self._ledger.by_component()
+        others = sum(held for name, held in accounts.items() if name not in ("block", "window", "output"))
+        needed = memory.block_bytes + window_bytes + others
+        if needed > spec.budget.total_bytes:
+            raise self._too_small(spec, needed)
+        self._window_account.resize(0)
+        self._block_account.resize(0)
+        self._ledger.resize(spec.budget)
+        self._block_account.resize(memory.block_bytes)
+        self._window_account.resize(window_bytes)
+        self._memory = memory
+        self._window = window
+        self._matcher = matcher_for(spec)
+        self.results.max_rows, self.results.output_bytes = memory.output_rows, memory.output_bytes
+        self.spec = spec
+
+    def _require_fits(self, spec: JoinSpec, memory: MemoryPlan, tuples: int, capacity: int) -> None:
+        if tuples > capacity:
+            window_bytes = StreamWindow.bytes_for(self._stream_columns, tuples, spec.ordered)
+            needed = spec.budget.total_bytes - memory.window_bytes + window_bytes + int(tuples * self._paged_bytes)
+            raise self._too_small(spec, max(needed, spec.budget.total_bytes + 1))
+
+    def _too_small(self, spec: JoinSpec, needed: int) -> BudgetError:
+        return BudgetError(
+            f"A budget of {spec.budget.total_bytes} bytes is too small for what {self.kind} holds: {self.pending} "
+            f"waiting tuples and what belongs to them need about {needed} bytes ({format_bytes(needed)}).",
+            hint="Let tuples leave first, or choose a larger budget or smaller blocks.",
+            minimum_bytes=needed,
+        )
+
+    # ================================================================ reading and joining
+
+    def _read_block(self, start: int, rows: int) -> RelationBlock:
+        """Read rows of the relation; fewer where they turn out so large that they do not fit."""
+        began, usual_bytes = time.perf_counter(), self._memory.block_bytes
+        block = self.spec.shard.read_block(start, rows)
+        self.metrics.disk_seconds += time.perf_counter() - began
+        self.metrics.blocks_read += 1
+        self.metrics.relation_rows_read += block.stop - block.start
+        self.metrics.bytes_read += block.nbytes
+        wanted_bytes = max(block.nbytes, usual_bytes)
+        if rows > 1 and wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
+            return self._read_block(start, rows // 2)
+        self._block_account.resize(wanted_bytes)
+        return block
+
+    def _join_block(self, block: RelationBlock) -> Iterator[pa.RecordBatch]:
+        """Join a block with everything that waits.
+
+        Progress is kept in `_pairs_done`, so that a block whose join was interrupted, by an error or by giving up the
+        iterator, can be joined again without repeating a result. The caller sets it to 0 when it has moved on.
+        """
+        window = self._window
+        assert window is not None
+        leaves_at_match = self.spec.how in ("semi", "anti") and not self.spec.ordered
+        if leaves_at_match:
+            window.clear_matches()
+        leaving: list[Int64Array] = []
+        seen = 0
+        for rows, positions in self._matcher.pairs(block, window, self.results.max_rows):
+            done, first, seen = max(0, self._pairs_done - seen), seen, seen + rows.size
+            if done >= rows.size:
+                continue
+            rows, positions = rows[done:], positions[done:]
+            kept = self._matches(block, rows, positions)
+            if kept is not None:
+                rows, positions = rows[kept], positions[kept]
+            if self._shedding is not None:
+                self._shedding.observe(window.codes_at(positions))
+            self._observe_matches(block, rows, positions)
+            if leaves_at_match:
+                positions = np.unique(np.asarray(positions, np.int64))
+                leaving.append(positions[~window.is_matched_at(positions)])
+            window.mark_matched(positions)
+            if self.spec.how in ("inner", "left"):
+                yield from self._give_joined(block, rows, positions, kept, first + done)
+                self._pairs_done = seen
+        if leaving:
+            yield from self._leave(np.concatenate(leaving))
+
+    def _observe_matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> None:
+        """Learn of matches, a piece at a time; for operators that count them."""
+
+    def _matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> Int64Array | None:
+        """Which candidate pairs are matches; None if all are."""
+        plan = self.results.plan
+        if not plan.verifies:
+            return None
+        assert self._window is not None
+        kept = np.flatnonzero(plan.verify(self._window, positions, block.rows, rows))
+        self.metrics.pairs_rejected += int(rows.size - kept.size)
+        return kept
+
+    def _give_joined(
+        self, block: RelationBlock, rows: Positions, positions: Positions, kept: Int64Array | None, first: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Put out matches, the candidate with number ``first`` being the first that was looked at."""
+        window = self._window
+        assert window is not None
+
+        def on_progress(done: int) -> None:
+            self._pairs_done = first + (done if kept is None else int(kept[done - 1]) + 1)
+
+        tickets = window.tickets_at(positions) if self.spec.ordered else None
+        yield from self.results.give_pairs(window, positions, block.rows, rows, tickets, on_progress=on_progress)
+
+    # ================================================================ leaving
+
+    def _leave_oldest(self, count: int) -> Iterator[pa.RecordBatch]:
+        """Let the oldest tuples leave, which have met every row: put out what their join type asks for."""
+        assert self._window is not None
+        while count:
+            positions = self._window.take_oldest(min(count, self.results.max_rows))
+            count -= positions.size
+            yield from self._put_out_left(positions)
+
+    def _leave(self, positions: Positions) -> Iterator[pa.RecordBatch]:
+        """Let tuples leave from the middle, which need meet no further row. Each position once.
+
+        With ordered output, tuples with results of their own (left, semi, anti) leave by age only.
+        """
+        assert self._window is not None
+        for start in range(0, positions.size, self.results.max_rows):
+            part = positions[start : start + self.results.max_rows]
+            self._window.take(part)
+            yield from self._put_out_left(part)
+
+    def _put_out_left(self, positions: Positions) -> Iterator[pa.RecordBatch]:
+        """Put out tuples that have just left the window and count them."""
+        window = self._window
+        assert window is not None
+        is_matched = window.is_matched_at(positions)
+        matched = int(np.count_nonzero(is_matched))
+        self.metrics.matched_tuples += matched
+        self.metrics.unmatched_tuples += positions.size - matched
+        self._update_boundary()
+        try:
+            wanted = {"left": ~is_matched, "anti": ~is_matched, "semi": is_matched}.get(self.spec.how)
+            if wanted is not None and wanted.any():
+                given = positions[wanted]
+                tickets = window.tickets_at(given) if self.spec.ordered else None
+                yield from self.results.give_tuples(window, given, tickets)
+        finally:
+            window.forget(positions)
+            self._window_account.resize(window.nbytes + self._matcher.nbytes)
+        yield from self.results.release()
+
+    def _update_boundary(self) -> None:
+        """Tell the results how far ordered output may go."""
+        if self.spec.ordered:
+            self.results.boundary = None if self._window is None else self._window.oldest_ticket
+
+    # ---------------------------------------------------------------- tuples that never wait
+
+    def _give_unmatched_rows(
+        self, batch: pa.RecordBatch, rows: Int64Array, tickets: Int64Array
+    ) -> Iterator[pa.RecordBatch]:
+        """Put out rows of an offered batch that match nothing and do not wait; tickets are those of all rows."""
+        self.metrics.unmatched_tuples += rows.size
+        if self.spec.how in ("left", "anti"):
+            yield from self.results.give_tuples(BatchRows(batch), rows, tickets[rows])

@@ -1,0 +1,276 @@
+"""What is to be joined, how, and within how much memory: the same spec serves every operator."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, get_args
+
+import pyarrow as pa
+
+from dovetail.errors import PlanError, SchemaError
+from dovetail.memory import Budget
+from dovetail.operators.conditions import Condition
+from dovetail.operators.protocol import CODE_COLUMN, RelationShard
+from dovetail.operators.shedding import SheddingPolicy
+from dovetail.relation import Disk, IoMode, Relation
+
+__all__ = ["JoinSpec", "JoinType", "join_spec"]
+
+JoinType = Literal["inner", "left", "semi", "anti"]
+KeyNames = str | Sequence[str] | Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class JoinSpec:
+    """One shard of a stream joined with one shard of a relation; validated when it is made.
+
+    Most are made by `join_spec`, which opens the shard with just the columns that the join needs.
+
+    Parameters
+    ----------
+    shard
+        The relation's shard. Columns that neither the output nor a condition needs are better left out of it: what is
+        read, cached and accounted for is what it gives.
+    stream_schema
+        The columns of every stream batch: ``__code`` (int64, NULL where the key has a NULL), then the tuple's own.
+        Without `on` there is no code.
+    on
+        Pairs (stream column, relation column) of the key. Empty: no equality, `condition` says it all.
+    how
+        ``"inner"``, ``"left"``, ``"semi"`` or ``"anti"``.
+    budget
+        The most bytes the operator may hold at any moment.
+    select
+        The relation's columns to put out, besides the key; None means all that the shard has.
+    condition
+        What must hold besides the equality of the key.
+    code_kind
+        ``"xxhash64"`` if equal codes must be rechecked on the key columns, ``"value"`` if the code is the key.
+    block_rows
+        b: how many relation rows one disk step reads. None: a share of the budget.
+    chunk_rows
+        w: the most stream tuples that enter the window between two looks at its limit of w per step of a cycle. None:
+        as many as the budget allows.
+    ordered
+        Put out in the order of the stream.
+    shed
+        What to drop when the input outruns the budget; None: nothing, `offer` makes room with disk steps instead.
+    identity
+        What a snapshot must agree on besides the join itself: relation, version, shard.
+    """
+
+    shard: RelationShard
+    stream_schema: pa.Schema
+    on: tuple[tuple[str, str], ...]
+    how: JoinType = "inner"
+    budget: Budget = field(default_factory=lambda: Budget.parse("64MB"))
+    select: tuple[str, ...] | None = None
+    condition: Condition | None = None
+    code_kind: Literal["value", "xxhash64"] = "value"
+    block_rows: int | None = None
+    chunk_rows: int | None = None
+    ordered: bool = False
+    shed: SheddingPolicy | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(JoinType):
+            raise PlanError(f"how={self.how!r} is not a join type.", hint="Use inner, left, semi or anti.")
+        for name in ("block_rows", "chunk_rows"):
+            require_positive(name, getattr(self, name))
+        self._check_columns()
+        self._check_keys()
+        if self.condition is not None:
+            self.condition.columns(self.stream_columns, self.shard.schema)
+
+    @property
+    def has_equality(self) -> bool:
+        """Whether tuples and rows are matched by their codes."""
+        return bool(self.on)
+
+    @property
+    def must_recheck_keys(self) -> bool:
+        """Whether equal codes can belong to different keys."""
+        return self.has_equality and self.code_kind == "xxhash64"
+
+    @property
+    def stream_columns(self) -> pa.Schema:
+        """The stream's own columns: its schema without the code."""
+        return pa.schema([f for f in self.stream_schema if f.name != CODE_COLUMN], self.stream_schema.metadata)
+
+    @property
+    def relation_columns(self) -> list[str]:
+        """The relation's columns that are put out: none for semi and anti, never the key."""
+        if self.how in ("semi", "anti"):
+            return []
+        keys = {relation_name for _, relation_name in self.on}
+        names = self.shard.schema.names if self.select is None else self.select
+        return [name for name in names if name not in keys]
+
+    def with_budget(self, budget: str | int | Budget) -> Self:
+        """The same join within another budget."""
+        return replace(self, budget=Budget.parse(budget))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a snapshot of this join must agree on, ready for JSON."""
+        return dict(self.identity) | {
+            "on": [list(pair) for pair in self.on],
+            "how": self.how,
+            "select": self.relation_columns,
+            "condition": None if self.condition is None else self.condition.describe(),
+            "ordered": self.ordered,
+            "stream": [f"{f.name}: {f.type}" for f in self.stream_schema],
+            "relation_rows": self.shard.num_rows,
+        }
+
+    def _check_columns(self) -> None:
+        names = self.stream_schema.names
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise SchemaError(f"The stream has two columns {repeated[0]!r}.", hint="Rename one of them.")
+        if self.has_equality:
+            if CODE_COLUMN not in names:
+                raise SchemaError(
+                    f"The stream has no column {CODE_COLUMN!r}, which holds the join code.",
+                    hint="Compute it with dovetail.relation.compute_codes.",
+                )
+            if self.stream_schema.field(CODE_COLUMN).type != pa.int64():
+                raise SchemaError(f"{CODE_COLUMN} is {self.stream_schema.field(CODE_COLUMN).type}, not int64.")
+        missing = [name for name in self.select or () if name not in self.shard.schema.names]
+        if missing:
+            raise PlanError(
+                f"select names {missing[0]!r}, which the relation does not have.",
+                hint=f"It has {', '.join(self.shard.schema.names)}.",
+            )
+        stream_names = set(self.stream_columns.names)
+        shared = [name for name in self.relation_columns if name in stream_names]
+        if shared:
+            raise PlanError(
+                f"Stream and relation both have a column {shared[0]!r} that is not joined on.",
+                hint="Rename one of them, or leave it out with select=.",
+            )
+
+    def _check_keys(self) -> None:
+        if not self.has_equality and self.condition is None:
+            raise PlanError("A join needs key columns, a condition, or both.", hint="Pass on= or condition=.")
+        for stream_name, relation_name in self.on:
+            if stream_name not in self.stream_columns.names:
+                raise PlanError(f"The stream has no key column {stream_name!r}.")
+            if not self.must_recheck_keys:
+                continue
+            if relation_name not in self.shard.schema.names:
+                raise PlanError(f"The shard was opened without {relation_name!r}, which hashed codes are rechecked on.")
+            kinds = self.stream_schema.field(stream_name).type, self.shard.schema.field(relation_name).type
+            if kinds[0] != kinds[1]:
+                raise SchemaError(
+                    f"Key column {stream_name!r} is {kinds[0]} in the stream, {relation_name!r} is {kinds[1]} in the "
+                    "relation.",
+                    hint="Cast one of them before computing codes.",
+                )
+
+
+def join_spec(
+    relation: Relation,
+    stream_schema: pa.Schema,
+    *,
+    shard: int = 0,
+    on: KeyNames | None = None,
+    how: JoinType = "inner",
+    budget: str | int | Budget = "64MB",
+    select: Sequence[str] | None = None,
+    condition: Condition | None = None,
+    block_rows: int | None = None,
+    chunk_rows: int | None = None,
+    ordered: bool = False,
+    shed: SheddingPolicy | None = None,
+    io: IoMode | Disk = "map",
+) -> JoinSpec:
+    """Open a shard with just the columns that a join needs, and specify the join.
+
+    Parameters
+    ----------
+    relation, shard
+        The relation and the number of its shard.
+    on
+        The stream's names of the relation's key: None if they are the same, names in the key's order, or a dict from
+        stream to relation names. An empty list joins by `condition` alone.
+    stream_schema, how, budget, select, condition, block_rows, chunk_rows, ordered, shed
+        See `JoinSpec`.
+    io
+        How the shard is read; see ``Relation.shard``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> rows = pa.table({"id": [1, 2], "city": ["Rome", "Oslo"], "area": [1285, 454]})
+    >>> relation = Relation.build(rows, tempfile.mkdtemp() + "/r", on="id", shards=1)
+    >>> stream = pa.schema({"__code": pa.int64(), "id": pa.int64(), "amount": pa.int64()})
+    >>> spec = join_spec(relation, stream, select=["city"], budget="1MB")
+    >>> spec.shard.schema.names, spec.relation_columns
+    (['city'], ['city'])
+    """
+    pairs = _key_pairs(on, relation.key)
+    columns = _columns_needed(relation, stream_schema, pairs, how, select, condition)
+    return JoinSpec(
+        shard=relation.shard(shard, columns=columns, io=io, include_null_keys=not pairs),
+        stream_schema=stream_schema,
+        on=pairs,
+        how=how,
+        budget=Budget.parse(budget),
+        select=tuple(columns if select is None else select) if how in ("inner", "left") else (),
+        condition=condition,
+        code_kind=relation.code_kind,
+        block_rows=block_rows,
+        chunk_rows=chunk_rows,
+        ordered=ordered,
+        shed=shed,
+        identity={"relation": relation.path, "version": relation.version, "shard": shard},
+    )
+
+
+def require_positive(name: str, value: int | None) -> None:
+    """Refuse what is given and not a whole number above zero."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise PlanError(f"{name}={value!r}: a whole number above zero is needed.")
+
+
+def _key_pairs(on: KeyNames | None, key: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if on is None:
+        return tuple((name, name) for name in key)
+    if isinstance(on, Mapping):
+        by_relation_name = {relation_name: stream_name for stream_name, relation_name in on.items()}
+        if sorted(by_relation_name) != sorted(key) or len(on) != len(key):
+            raise PlanError(f"on={dict(on)!r} must map stream columns to the relation's key {list(key)}, each once.")
+        return tuple((by_relation_name[name], name) for name in key)
+    names = [on] if isinstance(on, str) else list(on)
+    if names and len(names) != len(key):
+        raise PlanError(f"on={names!r} has {len(names)} columns, the relation's key {list(key)} has {len(key)}.")
+    if set(names) == set(key):
+        names = list(key)
+    return tuple(zip(names, key, strict=True)) if names else ()
+
+
+def _columns_needed(
+    relation: Relation,
+    stream_schema: pa.Schema,
+    pairs: Sequence[tuple[str, str]],
+    how: JoinType,
+    select: Sequence[str] | None,
+    condition: Condition | None,
+) -> list[str]:
+    """The relation's columns that are put out, rechecked or asked for by the condition, in the relation's order."""
+    needed: set[str] = set()
+    if how in ("inner", "left"):
+        needed.update(relation.schema.names if select is None else select)
+        needed -= {relation_name for _, relation_name in pairs}
+    if pairs and relation.code_kind == "xxhash64":
+        needed.update(relation_name for _, relation_name in pairs)
+    if condition is not None:
+        own = pa.schema([f for f in stream_schema if f.name != CODE_COLUMN])
+        needed.update(condition.columns(own, relation.schema)[1])
+    unknown = sorted(needed - set(relation.schema.names))
+    if unknown:
+        raise PlanError(
+            f"select names {unknown[0]!r}, which the relation does not have.",
+            hint=f"It has {', '.join(relation.schema.names)}.",
+        )
+    return [name for name in relation.schema.names if name in needed]

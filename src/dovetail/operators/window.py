@@ -1,0 +1,346 @@
+"""The window: stream tuples that wait for the disk phase (the papers' hash table H_S with its queue Q).
+
+A `MultiMap` files the tuples under their codes in order of arrival; a `TupleStore` has their columns at the same ring
+positions. So a step is one probe with the block's codes, which gives positions, and one gather at those positions.
+
+Tuples enter in *chunks*. All tuples of a chunk met the same part of the relation, so a chunk has one `deadline`: the
+number of relation rows that the scan has passed when the chunk has met every row once. Chunks with the same deadline
+are one. Tuples may also leave from the middle; a chunk counts those that are left.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.errors import InternalError
+from dovetail.kernels.multimap import MultiMap, ProbeState
+from dovetail.operators.tuple_store import Positions, TupleStore
+
+__all__ = ["Chunk", "StreamWindow"]
+
+Int64Array = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+_MATCHED_BYTES = 1
+_TICKET_BYTES = 8
+_ARROW_SLACK_BYTES = 1024  # paddings and headers of small arrays, so that tiny budgets stay true
+
+
+@dataclass
+class Chunk:
+    """Tuples that entered one after the other and leave together.
+
+    Attributes
+    ----------
+    last_seq
+        The window's number of the newest of them.
+    live
+        How many still wait.
+    first_arrival
+        How many tuples had been offered before the first of them.
+    deadline
+        Relation rows that the scan has passed when they have met every row.
+    """
+
+    last_seq: int
+    live: int
+    first_arrival: int
+    deadline: int
+
+
+class StreamWindow:
+    """Waiting stream tuples: found by code, gathered by position, leaving by age or from the middle.
+
+    Parameters
+    ----------
+    schema
+        The stream's columns without the code.
+    capacity
+        The most tuples that can wait.
+    has_tickets
+        Whether each tuple's arrival number is kept, as ordered output needs it.
+
+    Examples
+    --------
+    >>> window = StreamWindow(pa.schema({"v": pa.int64()}), capacity=4)
+    >>> codes = np.array([7, 8, 7])
+    >>> window.insert(codes, pa.record_batch({"v": [1, 2, 3]}), arrival=0, deadline=10)
+    >>> rows, positions, _ = window.probe(np.array([7]), None, 10)
+    >>> rows.tolist(), window.gather(positions, [0])[0].to_pylist()
+    ([0, 0], [1, 3])
+    >>> window.take_oldest(2).size, len(window), window.chunks[0].live
+    (2, 1, 1)
+    """
+
+    def __init__(self, schema: pa.Schema, capacity: int, has_tickets: bool = False) -> None:
+        self.schema = schema
+        self.has_tickets = has_tickets
+        self.index = MultiMap(capacity)
+        self.chunks: deque[Chunk] = deque()
+        self._store = TupleStore(schema, self.index.ring_size)
+        self._is_matched = np.zeros(self.index.ring_size, np.uint8)
+        self._tickets = np.zeros(self.index.ring_size if has_tickets else 0, np.int64)
+
+    @classmethod
+    def bytes_for(cls, schema: pa.Schema, capacity: int, has_tickets: bool = False) -> int:
+        """Bytes that an empty window of this capacity holds, for budgeting before there is one."""
+        per_position = TupleStore.fixed_bytes_per_position(schema) + _MATCHED_BYTES
+        per_position += _TICKET_BYTES if has_tickets else 0
+        return MultiMap.nbytes_of(capacity) + per_position * MultiMap.ring_size_of(capacity) + _ARROW_SLACK_BYTES
+
+    @classmethod
+    def capacity_within(cls, schema: pa.Schema, size_bytes: int, paged_bytes: float, has_tickets: bool = False) -> int:
+        """The largest capacity whose window, full of tuples with so many paged bytes each, fits; 0 if none does."""
+        low, high = 0, max(1, size_bytes // 16)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if cls.bytes_for(schema, middle, has_tickets) + int(middle * paged_bytes) <= size_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def capacity(self) -> int:
+        """The most tuples that can wait."""
+        return self.index.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        held = self.index.nbytes + self._store.nbytes + self._is_matched.nbytes + self._tickets.nbytes
+        return held + _ARROW_SLACK_BYTES
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        """About how many bytes belong to tuples that have left."""
+        return self._store.reclaimable_bytes
+
+    def paged_bytes_of(self, batch: pa.RecordBatch) -> int:
+        """Bytes that inserting this batch would add to what is held."""
+        return self._store.paged_bytes_of(batch)
+
+    # ---------------------------------------------------------------- entering
+
+    def insert(
+        self,
+        codes: Int64Array,
+        batch: pa.RecordBatch,
+        arrival: int,
+        deadline: int,
+        tickets: Int64Array | None = None,
+        is_matched: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Add tuples; the caller has checked that there is room.
+
+        Parameters
+        ----------
+        codes, batch
+            The tuples' codes and columns.
+        arrival
+            How many tuples had been offered before the first of them.
+        deadline
+            See `Chunk`.
+        tickets
+            Arrival numbers, where the window keeps them.
+        is_matched
+            Flags to begin with, for tuples that come out of a snapshot.
+        """
+        if codes.size == 0:
+            return
+        seqs = self.index.insert(codes)
+        positions = self.index.positions_of(seqs)
+        self._store.write(positions, batch)
+        self._is_matched[positions] = 0 if is_matched is None else is_matched
+        if tickets is not None:
+            self._tickets[positions] = tickets
+        newest = self.chunks[-1] if self.chunks else None
+        if newest is not None and newest.deadline == deadline:
+            newest.last_seq, newest.live = int(seqs[-1]), newest.live + codes.size
+        else:
+            self.chunks.append(Chunk(int(seqs[-1]), codes.size, arrival, deadline))
+
+    # ---------------------------------------------------------------- reading
+
+    def probe(
+        self, codes: Int64Array, state: ProbeState | None, max_pairs: int
+    ) -> tuple[Int32Array, Positions, ProbeState | None]:
+        """The next pairs (row of ``codes``, position) of equal codes: by row, then the oldest tuple first."""
+        rows, seqs, state = self.index.probe_limited(codes, state, max_pairs)
+        return rows, self.index.positions_of(seqs), state
+
+    def gather(self, positions: Positions, columns: list[int]) -> list[pa.Array]:
+        """The columns with these numbers of the tuples at the positions, in the order asked for."""
+        return self._store.gather(positions, columns)
+
+    def live_positions(self) -> Int64Array:
+        """Positions of all waiting tuples, the oldest first."""
+        return self.index.positions_of(self.index.live_seqs())
+
+    def codes_at(self, positions: Positions) -> Int64Array:
+        """The codes of waiting tuples."""
+        return self.index.codes_of(self.index.seqs_at(np.asarray(positions, np.int64)))
+
+    def tickets_at(self, positions: Positions) -> Int64Array:
+        """The arrival numbers of tuples."""
+        return self._tickets[positions]
+
+    def is_matched_at(self, positions: Positions) -> BoolArray:
+        """Whether tuples have found a match."""
+        return np.asarray(self._is_matched[positions] != 0, np.bool_)
+
+    def mark_matched(self, positions: Positions) -> None:
+        """These tuples have found a match."""
+        self._is_matched[positions] = 1
+
+    def clear_matches(self) -> None:
+        """No tuple has found a match: for joins in which those that have, leave."""
+        self._is_matched[:] = 0
+
+    @property
+    def oldest_ticket(self) -> int | None:
+        """The arrival number of the oldest waiting tuple."""
+        oldest = self.index.oldest
+        return None if oldest is None else int(self._tickets[oldest[0] % self.index.ring_size])
+
+    # ---------------------------------------------------------------- leaving
+    # What leaves can no longer be found, but can be gathered until it is forgotten, which must be before the next
+    # insertion.
+
+    def take_oldest(self, count: int) -> Int64Array:
+        """Let the ``count`` oldest tuples leave, or all if there are fewer, and give their positions."""
+        seqs = self.index.remove_oldest(count)
+        left = seqs.size
+        while left:
+            chunk = self.chunks[0]
+            gone = min(left, chunk.live)
+            chunk.live -= gone
+            left -= gone
+            if chunk.live == 0:
+                self.chunks.popleft()
+        return self.index.positions_of(seqs)
+
+    def take(self, positions: Positions) -> None:
+        """Let tuples leave from the middle; no position twice."""
+        if positions.size == 0:
+            return
+        seqs = self.index.seqs_at(np.asarray(positions, np.int64))
+        removed = self.index.remove_seqs(seqs)
+        if removed != positions.size:
+            raise InternalError(f"{positions.size} tuples were to leave the window, {removed} did.")
+        self._count_out(seqs)
+
+    def take_codes(self, codes: Int64Array) -> Int64Array:
+        """Let all tuples of these codes leave, and give their positions."""
+        seqs = self.index.remove_codes(codes)
+        self._count_out(seqs)
+        return self.index.positions_of(seqs)
+
+    def forget(self, positions: Positions) -> None:
+        """Free what the tuples at these positions, which have left, still hold."""
+        self._store.release(positions)
+
+    def _count_out(self, seqs: Int64Array) -> None:
+        lasts = np.array([chunk.last_seq for chunk in self.chunks], np.int64)
+        numbers = np.searchsorted(lasts, seqs, side="left")
+        for chunk, gone in zip(self.chunks, np.bincount(numbers, minlength=lasts.size).tolist(), strict=True):
+            chunk.live -= gone
+        self.chunks = deque(chunk for chunk in self.chunks if chunk.live)
+
+    # ---------------------------------------------------------------- care
+
+    def tidy(self, free_bytes: int) -> None:
+        """Merge pages, and drop what tuples that have left still hold, as far as there is room to copy."""
+        if self._store.merge_bytes() <= free_bytes:
+            self._store.tidy()
+        if self._store.reclaimable_bytes > self.nbytes // 8 and self._store.nbytes <= free_bytes:
+            self._store.reclaim(self.live_positions())
+
+    def restart_after(self, ticket: int, deadline: int) -> int:
+        """Let all tuples that arrived after ``ticket`` begin again: unmatched, with another deadline.
+
+        Returns
+        -------
+        int
+            How many there are.
+        """
+        seqs = self.index.live_seqs()
+        positions = self.index.positions_of(seqs)
+        younger = self._tickets[positions] > ticket
+        count = int(np.count_nonzero(younger))
+        if count == 0:
+            return 0
+        self._is_matched[positions[younger]] = 0
+        arrival = int(self._tickets[positions[younger][0]])
+        self._count_out(seqs[younger])
+        if self.chunks:
+            self.chunks[-1].last_seq = int(seqs[~younger][-1])
+        self.chunks.append(Chunk(int(seqs[-1]), count, arrival, deadline))
+        return count
+
+    def resized(self, capacity: int) -> "StreamWindow":
+        """A window of another capacity with the same tuples and chunks."""
+        other = StreamWindow(self.schema, capacity, self.has_tickets)
+        positions = self.live_positions()
+        start = 0
+        for chunk in self.chunks:
+            mine = positions[start : start + chunk.live]
+            columns = self.gather(mine, list(range(len(self.schema))))
+            other.insert(
+                self.codes_at(mine),
+                pa.RecordBatch.from_arrays(columns, schema=self.schema),
+                chunk.first_arrival,
+                chunk.deadline,
+                self.tickets_at(mine) if self.has_tickets else None,
+                self._is_matched[mine],
+            )
+            start += chunk.live
+        return other
+
+    # ---------------------------------------------------------------- saving
+
+    def to_table(self) -> pa.Table:
+        """All waiting tuples, the oldest first: their columns, then ``__code``, ``__matched`` and ``__ticket``."""
+        positions = self.live_positions()
+        columns = self.gather(positions, list(range(len(self.schema))))
+        extra = {
+            "__code": pa.array(self.codes_at(positions), pa.int64()),
+            "__matched": pa.array(self._is_matched[positions], pa.uint8()),
+        }
+        if self.has_tickets:
+            extra["__ticket"] = pa.array(self._tickets[positions], pa.int64())
+        return pa.Table.from_arrays([*columns, *extra.values()], names=[*self.schema.names, *extra])
+
+    def fill_from_table(self, table: pa.Table, chunks: list[tuple[int, int, int]]) -> None:
+        """Put back what `to_table` gave, in chunks of (tuples, first arrival, deadline)."""
+        start = 0
+        for count, first_arrival, deadline in chunks:
+            rows = table.slice(start, count).combine_chunks()
+            start += count
+            if rows.num_rows != count:
+                raise InternalError("The chunks of a snapshot do not add up to its window.")
+            batch = pa.RecordBatch.from_arrays(
+                [flat(rows.column(name)) for name in self.schema.names], schema=self.schema
+            )
+            self.insert(
+                flat(rows.column("__code")).to_numpy(),
+                batch,
+                first_arrival,
+                deadline,
+                flat(rows.column("__ticket")).to_numpy() if self.has_tickets else None,
+                flat(rows.column("__matched")).to_numpy(),
+            )
+
+
+def flat(column: pa.ChunkedArray) -> pa.Array:
+    """A chunked column as one array."""
+    combined = column.combine_chunks()
+    if not isinstance(combined, pa.ChunkedArray):
+        return combined
+    return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
