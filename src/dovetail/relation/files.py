@@ -38,7 +38,7 @@ class RelationFiles:
     def __init__(self, path: str | os.PathLike[str], filesystem: fs.FileSystem | None = None) -> None:
         text = os.fspath(path)
         if filesystem is None and "://" in text:
-            filesystem, text = fs.FileSystem.from_uri(text)
+            filesystem, text = _file_system_of(text)
         if filesystem is None or isinstance(filesystem, fs.LocalFileSystem):
             self.local: Path | None = Path(text).expanduser().absolute()
             self.filesystem: fs.FileSystem = fs.LocalFileSystem()
@@ -133,6 +133,14 @@ def _refusal(root: Path, error: OSError) -> RelationError:
             "a vacuum, and try again."
         )
     return RelationReadOnly(f"{root} cannot be written: {error.strerror}.")
+
+
+def _file_system_of(uri: str) -> tuple[fs.FileSystem, str]:
+    try:
+        return fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise RelationError(f"{uri} cannot be reached: {reason}. Check the address.") from error
 
 
 def _holder(lock: int) -> str:
