@@ -1,0 +1,176 @@
+"""From what went wrong to what a script sees: one exit code, one message, a hint.
+
+The class of an error decides its exit code, so a new kind of error has one as soon as it has a parent. Errors of Spark
+are reduced to the sentences a user can act on; the stack traces around them are for ``--debug``.
+"""
+
+import re
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+
+from dovetail import errors
+
+
+class ExitCode(IntEnum):
+    """What the command's exit code means. Scripts rely on it: a meaning is never changed.
+
+    Examples
+    --------
+    >>> ExitCode.CONFLICT.value
+    4
+    """
+
+    OK = 0
+    INTERNAL = 1
+    REQUEST = 2
+    RELATION = 3
+    CONFLICT = 4
+    INTERRUPTED = 130
+
+
+class SourceError(errors.PlanError):
+    """Rows that were to be read cannot be: a missing path, an unknown format, a malformed file."""
+
+
+class SparkStartError(errors.PlanError):
+    """Spark cannot be started as asked: no Java, an unknown master, a setting that it refuses."""
+
+
+class Interrupted(Exception):  # noqa: N818 -- what happened, not an error
+    """The user pressed Ctrl-C; the message says what became of the work."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as it is shown.
+
+    Examples
+    --------
+    >>> failure = failure_of(errors.RelationConflict("Version 4 was committed by another writer."))
+    >>> failure.exit_code.name, failure.kind, failure.message
+    ('CONFLICT', 'RelationConflict', 'Version 4 was committed by another writer.')
+    """
+
+    exit_code: ExitCode
+    kind: str
+    message: str
+    hint: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The document that ``--json`` prints."""
+        fields = asdict(self)
+        return {"error": {"class": fields["kind"], "message": fields["message"], "hint": fields["hint"]}}
+
+
+# The first class that fits decides, so children stand before their parents.
+_CODE_OF_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (errors.RelationConflict, ExitCode.CONFLICT),
+    (errors.RelationError, ExitCode.RELATION),
+    (errors.StateError, ExitCode.RELATION),
+    (errors.InternalError, ExitCode.INTERNAL),
+    (errors.DovetailError, ExitCode.REQUEST),
+    (Interrupted, ExitCode.INTERRUPTED),
+    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+)
+_REPORT = "This is a defect in Dovetail. Please report it, with the output of the same command with --debug."
+_MORE_MEMORY = "Give Spark more memory, for instance with --conf spark.driver.memory=4g."
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Say what an exception means to the user.
+
+    Examples
+    --------
+    >>> failure_of(errors.PlanError("shards=0 is too few.", hint="Use 1 or more."))
+    Failure(exit_code=<ExitCode.REQUEST: 2>, kind='PlanError', message='shards=0 is too few.', hint='Use 1 or more.')
+    >>> failure_of(ZeroDivisionError("division by zero")).message
+    'ZeroDivisionError: division by zero'
+    """
+    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+        return _failure_of_spark(error)
+    code = next((code for kind, code in _CODE_OF_CLASS if isinstance(error, kind)), None)
+    if isinstance(error, errors.DovetailError) and code is not None:
+        hint = error.hint or (_REPORT if code is ExitCode.INTERNAL else None)
+        return Failure(code, type(error).__name__, error.message, hint)
+    if code is ExitCode.INTERRUPTED:
+        return Failure(code, "Interrupted", str(error) or "Interrupted.")
+    if isinstance(error, OSError) and error.strerror:
+        # The operating system refused a file of the relation: full, forbidden, broken.
+        place = f"{error.filename}: " if error.filename else ""
+        return Failure(ExitCode.RELATION, type(error).__name__, f"{place}{error.strerror}.")
+    text = _first_line(str(error))
+    message = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return Failure(ExitCode.INTERNAL, "InternalError", message, _REPORT)
+
+
+# -------------------------------------------------------------------- Spark's own errors
+
+_CONDITION = re.compile(r"^\s*\[([A-Z][A-Z0-9_.]*)\]\s*")
+_CAUSE = re.compile(r"^(?:Caused by|\s*): (?:[\w$]+\.)*[\w$]+: (?P<message>.*)", re.MULTILINE)
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
+_SENTENCE = re.compile(r"(.*?[.!?])(?:\s|$)", re.DOTALL)
+_PYTHON_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<message>.*)", re.MULTILINE)
+
+
+def explain_spark(error: BaseException) -> str:
+    """The sentences of a Spark error that a user can act on: what failed, and the innermost reason.
+
+    Examples
+    --------
+    >>> explain_spark(ValueError("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03"))
+    'Path does not exist: file:/x.'
+    """
+    text = str(error)
+    chain = [match["message"] for match in _CAUSE.finditer(text)] or [text.strip()]
+    sentences = [_first_sentence(message) for message in (chain[0], chain[-1])]
+    return " ".join(dict.fromkeys(sentence for sentence in sentences if sentence))
+
+
+def _failure_of_spark(error: BaseException) -> Failure:
+    text = str(error)
+    if "java.lang.OutOfMemoryError" in text:
+        return Failure(ExitCode.INTERNAL, "SparkError", "Spark ran out of memory.", _MORE_MEMORY)
+    if "Traceback (most recent call last)" in text:
+        return _failure_in_task(text)
+    is_stated = re.search(r"\[[A-Z][A-Z0-9_.]*\]", text) is not None and "[INTERNAL_ERROR" not in text
+    if is_stated:
+        # Spark names a condition when it knows the cause: rows it could not read, a value it could not convert.
+        return Failure(ExitCode.REQUEST, "SourceError", explain_spark(error), _hint_of(text))
+    return Failure(ExitCode.INTERNAL, "SparkError", explain_spark(error), _REPORT)
+
+
+def _failure_in_task(text: str) -> Failure:
+    """An exception of our own code in a Python worker, of which only the text has reached us."""
+    found = list(_PYTHON_ERROR.finditer(text.rpartition("Traceback (most recent call last)")[2]))
+    if not found:
+        return Failure(ExitCode.INTERNAL, "InternalError", "A Spark task failed without saying why.", _REPORT)
+    kind, message = found[-1]["kind"].rpartition(".")[2], found[-1]["message"]
+    ours = getattr(errors, kind, None)
+    if isinstance(ours, type) and issubclass(ours, errors.DovetailError):
+        return failure_of(ours(message))
+    number = re.match(r"\[Errno (\d+)\] (.*)", message)
+    if number is not None:
+        return Failure(ExitCode.RELATION, kind, f"{number[2]}.")
+    return Failure(ExitCode.INTERNAL, "InternalError", f"{kind}: {message}", _REPORT)
+
+
+def _hint_of(text: str) -> str | None:
+    if "MALFORMED_RECORD_IN_PARSING" in text:
+        return (
+            "Correct the rows, give the right --option values, or let bad values become NULL with --option "
+            "mode=PERMISSIVE."
+        )
+    return None
+
+
+def _first_sentence(message: str) -> str:
+    plain = _SQLSTATE.sub("", _CONDITION.sub("", message)).strip()
+    match = _SENTENCE.match(plain)
+    sentence = match[1] if match else plain
+    if not sentence:
+        return ""
+    return " ".join(sentence.split()).removesuffix(".") + "."
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

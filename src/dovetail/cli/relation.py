@@ -1,0 +1,355 @@
+"""``dovetail relation``: build, look at and change relations.
+
+The relation's PATH is the first argument of every command, the data follows. Commands that only look at a relation, or
+remove old versions of it, never start Spark.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dovetail.cli.failures import Interrupted
+from dovetail.cli.options import (
+    Debug,
+    Format,
+    Json,
+    KeySources,
+    Master,
+    ReaderOptions,
+    ReaderSchema,
+    RelationPath,
+    Sources,
+    SparkSettings,
+    key_values,
+)
+from dovetail.cli.output import Output
+from dovetail.cli.progress import showing_activity
+from dovetail.cli.reporting import reporting
+from dovetail.cli.sources import Source, find_source, read_source
+from dovetail.errors import RelationError
+
+# Relation and Spark are imported by the commands that use them: --help and a mistyped option need neither.
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dovetail.relation import Relation
+
+app = typer.Typer(
+    no_args_is_help=True, help="Build, look at and change relations: tables on disk that streams are joined with."
+)
+
+_DEFAULT_MASTER = "local[*]"
+
+
+class Mode(StrEnum):
+    """What a build does where a relation exists."""
+
+    error = "error"
+    overwrite = "overwrite"
+
+
+# -------------------------------------------------------------------- commands that write
+
+
+@app.command()
+def build(
+    path: RelationPath,
+    source: Sources,
+    on: Annotated[
+        list[str],
+        typer.Option("--on", metavar="COLUMN", help="A key column; repeat it for a composite key.", show_default=False),
+    ],
+    shards: Annotated[int, typer.Option(min=1, max=65_536, help="Slices of the relation, fixed for its life.")] = 8,
+    mode: Annotated[
+        Mode, typer.Option(help="Where a relation exists: fail, or add a version that has the new rows instead.")
+    ] = Mode.error,
+    unique: Annotated[
+        bool, typer.Option("--unique", help="Declare that no two rows have the same key; refuse rows that do.")
+    ] = False,
+    format: Format = None,
+    option: ReaderOptions = None,
+    schema: ReaderSchema = None,
+    master: Master = _DEFAULT_MASTER,
+    conf: SparkSettings = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Build a relation at PATH from the rows of SOURCE."""
+    with reporting(json, debug) as output:
+        from dovetail.relation import Relation
+
+        rows = _Rows(find_source(source, format, key_values("--option", option), schema, is_local=_is_local(master)))
+        spark = _Spark(master, key_values("--conf", conf))
+        _check_can_build(path, mode)
+        _write(
+            output,
+            path,
+            rows,
+            spark,
+            lambda df, progress: Relation.build(
+                df, path, on=on, shards=shards, mode=mode.value, unique=unique, progress=progress
+            ),
+        )
+
+
+@app.command()
+def append(
+    path: RelationPath,
+    source: Sources,
+    format: Format = None,
+    option: ReaderOptions = None,
+    schema: ReaderSchema = None,
+    master: Master = _DEFAULT_MASTER,
+    conf: SparkSettings = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Add the rows of SOURCE to the relation at PATH."""
+    with reporting(json, debug) as output:
+        rows = find_source(source, format, key_values("--option", option), schema, is_local=_is_local(master))
+        _change(output, path, rows, _Spark(master, key_values("--conf", conf)), "append")
+
+
+@app.command()
+def upsert(
+    path: RelationPath,
+    source: Sources,
+    format: Format = None,
+    option: ReaderOptions = None,
+    schema: ReaderSchema = None,
+    master: Master = _DEFAULT_MASTER,
+    conf: SparkSettings = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Replace the rows of every key in SOURCE by the rows it has for that key, and add keys that are new."""
+    with reporting(json, debug) as output:
+        rows = find_source(source, format, key_values("--option", option), schema, is_local=_is_local(master))
+        _change(output, path, rows, _Spark(master, key_values("--conf", conf)), "upsert")
+
+
+@app.command()
+def delete(
+    path: RelationPath,
+    keys_source: KeySources,
+    format: Format = None,
+    option: ReaderOptions = None,
+    schema: ReaderSchema = None,
+    master: Master = _DEFAULT_MASTER,
+    conf: SparkSettings = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Delete all rows of the keys in KEYS_SOURCE."""
+    with reporting(json, debug) as output:
+        keys = find_source(keys_source, format, key_values("--option", option), schema, is_local=_is_local(master))
+        _change(output, path, keys, _Spark(master, key_values("--conf", conf)), "delete")
+
+
+# -------------------------------------------------------------------- commands that need no Spark
+
+
+@app.command()
+def info(
+    path: RelationPath,
+    version: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The version to show, by default the newest.", show_default=False),
+    ] = None,
+    shards_detail: Annotated[bool, typer.Option("--shards-detail", help="Also show every shard.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a relation: its key, columns, counts and sizes."""
+    with reporting(json, debug) as output:
+        from dovetail.relation import Relation
+
+        output.info(_info_document(Relation.open(path, version), shards_detail))
+
+
+@app.command()
+def versions(path: RelationPath, json: Json = False, debug: Debug = False) -> None:
+    """List the versions that can be opened, oldest first."""
+    with reporting(json, debug) as output:
+        from dovetail.relation import Relation
+
+        relation = Relation.open(path)
+        history = [asdict(version) for version in relation.versions()]
+        output.versions({"path": relation.path, "versions": history})
+
+
+@app.command()
+def vacuum(
+    path: RelationPath,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest versions to keep.")] = 3,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Remove old versions, and files that no version needs."""
+    with reporting(json, debug) as output:
+        from dovetail.relation import Relation
+
+        relation = Relation.open(path)
+        before = _usage(relation)
+        report = relation.vacuum(keep=keep)
+        output.vacuumed(
+            {
+                "path": relation.path,
+                "keep": keep,
+                "before": before,
+                "after": _usage(relation),
+                "removed": asdict(report),
+            }
+        )
+
+
+# -------------------------------------------------------------------- writing
+
+
+@dataclass(frozen=True)
+class _Spark:
+    master: str
+    settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows to read, for a relation that may exist already."""
+
+    source: Source
+    relation: "Relation | None" = None
+
+
+def _change(output: Output, path: str, source: Source, spark: _Spark, operation: str) -> None:
+    from dovetail.relation import Relation
+
+    relation = Relation.open(path)
+    write = getattr(relation, operation)
+    _write(output, path, _Rows(source, relation), spark, lambda df, progress: write(df, progress=progress))
+
+
+def _write(
+    output: Output,
+    path: str,
+    rows: _Rows,
+    spark: _Spark,
+    write: "Callable[[DataFrame, Callable[[int, int], None]], Relation]",
+) -> None:
+    """Start Spark, read the rows, write them, and say what came of it."""
+    started = time.perf_counter()
+    with _saying_what_became_of(path), showing_activity(output.messages) as activity:
+        activity.stage("Starting Spark")
+        from dovetail.cli.session import spark_session
+        from dovetail.spark.relation_jobs import spark_schema
+
+        with spark_session(spark.master, spark.settings) as session:
+            activity.stage("Reading")
+            types = None if rows.relation is None else spark_schema(rows.relation)
+            df = read_source(session, rows.source, types)
+            made = write(df, activity.stage("Writing"))
+    before = None if rows.relation is None else rows.relation.stats.rows
+    output.written(_written_document(made, before, time.perf_counter() - started))
+
+
+@contextmanager
+def _saying_what_became_of(path: str) -> Iterator[None]:
+    """Turn Ctrl-C into a message that says whether the new version was committed before it."""
+    before = _newest_version(path)
+    try:
+        yield
+    except KeyboardInterrupt:
+        after = _newest_version(path)
+        if after != before:
+            raise Interrupted(f"Interrupted, but version {after} of {path} had already been committed.") from None
+        if before is None:
+            raise Interrupted(f"Interrupted: nothing was committed, {path} has no version yet.") from None
+        raise Interrupted(f"Interrupted: nothing was committed, {path} is still at version {before}.") from None
+
+
+def _newest_version(path: str) -> int | None:
+    from dovetail.relation.files import RelationFiles
+    from dovetail.relation.version_log import VersionLog
+
+    return max(VersionLog(RelationFiles(path)).numbers(), default=None)
+
+
+def _check_can_build(path: str, mode: Mode) -> None:
+    """What `Relation.build` would refuse for the path alone, before Spark is started for it."""
+    from dovetail.relation.files import RelationFiles
+    from dovetail.relation.version_log import check_is_free
+
+    check_is_free(RelationFiles(path))
+    newest = _newest_version(path)
+    if newest is not None and mode is Mode.error:
+        raise RelationError(
+            f"{path} already holds a relation (version {newest}).",
+            hint="Use --mode overwrite to replace its rows, append or upsert to add some, or another path.",
+        )
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+# -------------------------------------------------------------------- documents
+
+
+def _info_document(relation: "Relation", shards_detail: bool) -> dict[str, Any]:
+    stats, made = relation.stats, relation.version_info
+    document: dict[str, Any] = {
+        "path": relation.path,
+        "version": relation.version,
+        "parent": made.parent,
+        "operation": made.operation,
+        "created_at": made.created_at,
+        "key": _key_document(relation),
+        "rows": stats.rows,
+        "bytes": stats.bytes,
+        "distinct_codes": stats.distinct_codes,
+        "max_multiplicity": stats.max_multiplicity,
+        "is_unique": stats.is_unique,
+        "null_key_rows": stats.null_key_rows,
+        "index_bytes": relation.index_bytes,
+        "shards": relation.num_shards,
+        "schema": [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in relation.schema],
+    }
+    if shards_detail:
+        document["shards_detail"] = [{"shard": number, **shard.as_dict()} for number, shard in enumerate(stats.shards)]
+    return document
+
+
+def _written_document(relation: "Relation", rows_before: int | None, seconds: float) -> dict[str, Any]:
+    stats, made = relation.stats, relation.version_info
+    return {
+        "path": relation.path,
+        "operation": made.operation,
+        "version": relation.version,
+        "parent": made.parent,
+        "key": _key_document(relation),
+        "rows": stats.rows,
+        "rows_before": rows_before,
+        "bytes": stats.bytes,
+        "distinct_codes": stats.distinct_codes,
+        "max_multiplicity": stats.max_multiplicity,
+        "is_unique": stats.is_unique,
+        "null_key_rows": stats.null_key_rows,
+        "shards": relation.num_shards,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _key_document(relation: "Relation") -> dict[str, Any]:
+    return {"columns": list(relation.key), "code": relation.code_kind, "declared_unique": relation.is_unique_key}
+
+
+def _usage(relation: "Relation") -> dict[str, int]:
+    """What a relation takes on disk, all versions together."""
+    data = os.path.join(relation.path, "data")
+    sizes = [os.path.getsize(os.path.join(directory, name)) for directory, _, names in os.walk(data) for name in names]
+    return {"versions": len(relation.versions()), "files": len(sizes), "bytes": sum(sizes)}
