@@ -66,7 +66,7 @@ def compute_codes(rows: pa.RecordBatch | pa.Table, key: Sequence[str]) -> pa.Int
     >>> compute_codes(pa.table({"k": [3, None, -1]}), ["k"]).to_pylist()
     [3, None, -1]
     >>> compute_codes(pa.table({"k": ["a", None]}), ["k"]).to_pylist()
-    [8582395069768061577, None]
+    [-8582455328737087284, None]
     """
     columns = [_flat(rows.column(rows.schema.get_field_index(name))) for name in key]
     for name, column in zip(key, columns, strict=True):
