@@ -182,16 +182,21 @@ class JoinCore:
 
     def _read_block(self, start: int, rows: int) -> RelationBlock:
         """Read rows of the relation; fewer where they turn out so large that they do not fit."""
-        began, usual_bytes = time.perf_counter(), self._memory.block_bytes
+        block = self._read(start, rows)
+        wanted_bytes = max(block.nbytes, self._memory.block_bytes)
+        if rows > 1 and wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
+            return self._read_block(start, rows // 2)
+        self._block_account.resize(wanted_bytes)
+        return block
+
+    def _read(self, start: int, rows: int) -> RelationBlock:
+        """Read rows of the relation and count what that took."""
+        began = time.perf_counter()
         block = self.spec.shard.read_block(start, rows)
         self.metrics.disk_seconds += time.perf_counter() - began
         self.metrics.blocks_read += 1
         self.metrics.relation_rows_read += block.stop - block.start
         self.metrics.bytes_read += block.nbytes
-        wanted_bytes = max(block.nbytes, usual_bytes)
-        if rows > 1 and wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
-            return self._read_block(start, rows // 2)
-        self._block_account.resize(wanted_bytes)
         return block
 
     def _join_block(self, block: RelationBlock) -> Iterator[pa.RecordBatch]:

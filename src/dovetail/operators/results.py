@@ -6,6 +6,7 @@ twice, because progress is noted (`on_progress`) before the batch leaves.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +130,7 @@ class Results:
             assert tickets is not None, "ordered output needs tickets"
             # Pinned results come in the order of their tickets: what is above the last of them is not answered yet.
             up_to = None if stop == count or not is_pinned else int(tickets[stop - 1])
-            yield from self._give_in_order(batch, tickets[start:stop], is_pinned, up_to, lambda: on_progress(stop))
+            yield from self._give_in_order(batch, tickets[start:stop], is_pinned, up_to, partial(on_progress, stop))
 
     def _bounded(self, count: int, build: Build) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Build batches of at most `max_rows` rows that fit what is free of the budget."""
