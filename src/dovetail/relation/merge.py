@@ -19,17 +19,23 @@ from dovetail.relation.segment_reader import SegmentReader
 from dovetail.relation.segment_writer import SegmentWriter
 
 MERGE_ROWS = 65_536
+MERGE_BYTES = 64 * 2**20
 
 
 def merge_segments(
     files: RelationFiles, schema: pa.Schema, shard: int, segments: Sequence[Segment], writer: SegmentWriter
 ) -> list[Segment]:
-    """Write the live rows of ``segments`` in the order of their codes; one segment, or none if no row is live."""
+    """Write the live rows of ``segments`` in the order of their codes; one segment, or none if no row is live.
+
+    Segments of rows whose key has a NULL are put one after the other: they have no codes.
+    """
     readers = _open(files, schema, shard, segments, schema.names)
-    runs = [reader.all_codes() for reader in readers]
+    runs = [reader.all_codes() if reader.is_keyed else np.zeros(reader.rows, np.int64) for reader in readers]
     cursors = np.zeros(len(runs), np.int64)
+    widest_row_bytes = max(segment.rows_bytes / segment.rows for segment in segments)
+    step_rows = max(1, min(MERGE_ROWS, int(MERGE_BYTES / widest_row_bytes)))
     while True:
-        sources, rows = merge_sorted_runs(runs, cursors, MERGE_ROWS)
+        sources, rows = merge_sorted_runs(runs, cursors, step_rows)
         if not len(sources):
             break
         pieces, codes, order = [], [], []

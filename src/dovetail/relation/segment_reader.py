@@ -184,10 +184,7 @@ class SegmentReader:
         for kind, size in expected.items():
             found = self._files.size(f"{self._base}.{kind}")
             if found is None:
-                raise RelationCorrupt(
-                    f"{self._path(kind)} is missing: it was vacuumed or deleted while in use. Open the newest version, "
-                    "or restore the file."
-                )
+                raise _missing(self._path(kind))
             if found != size:
                 raise RelationCorrupt(
                     f"{self._path(kind)} has {found} bytes, its version says {size}: it was cut short or overwritten. "
@@ -213,6 +210,8 @@ class SegmentReader:
         if deletions is None:
             return None
         name = f"data/{shard}/{deletions.name}"
+        if self._files.size(name) is None:
+            raise _missing(self._files.path(name))
         data = self._files.read(name)
         if digest_of(data) != deletions.digest:
             raise RelationCorrupt(
@@ -228,3 +227,9 @@ class SegmentReader:
                 f"{self._path(kind)} does not match its digest{place}: the file was damaged after it was written. "
                 "Restore the file from a copy, or build the relation again."
             )
+
+
+def _missing(path: str) -> RelationCorrupt:
+    return RelationCorrupt(
+        f"{path} is missing: it was vacuumed or deleted while in use. Open the newest version, or restore the file."
+    )

@@ -198,14 +198,13 @@ class _ShardWriter:
     # ---------------------------------------------------------------- merging
 
     def _merged(self, segments: list[Segment]) -> list[Segment]:
-        chosen = choose_merge(segments)
-        if not chosen:
-            return segments
-        merged = merge_segments(
-            self._files, self._base.schema, self._task.number, chosen, self._new_writer(is_keyed=True)
-        )
-        kept = [segment for segment in segments if segment not in chosen]
-        return [*merged, *kept]
+        for is_keyed in (True, False):
+            chosen = choose_merge([segment for segment in segments if segment.is_keyed == is_keyed])
+            if chosen:
+                writer = self._new_writer(is_keyed)
+                merged = merge_segments(self._files, self._base.schema, self._task.number, chosen, writer)
+                segments = [*merged, *(segment for segment in segments if segment not in chosen)]
+        return segments
 
     def _stats(self, segments: list[Segment]) -> ShardStats:
         keyed = [segment for segment in segments if segment.is_keyed]
@@ -220,20 +219,19 @@ class _ShardWriter:
 
 
 def choose_merge(segments: list[Segment]) -> list[Segment]:
-    """The segments that are due to be merged into one, in their order; none if none is due.
+    """The segments, all with keys or all without, that are due to be merged into one, in their order; often none.
 
     The largest segment takes part only when the others together reach half of it: rewriting it for every few small
     ones would cost as much as a rebuild.
     """
-    keyed = [segment for segment in segments if segment.is_keyed]
-    due = {s.name for s in keyed if s.rows - s.live_rows > MAX_DELETED_FRACTION * s.rows}
-    if len(keyed) > MAX_SEGMENTS:
-        largest = max(keyed, key=lambda s: s.live_rows)
-        others = [s for s in keyed if s is not largest]
+    due = {s.name for s in segments if s.rows - s.live_rows > MAX_DELETED_FRACTION * s.rows}
+    if len(segments) > MAX_SEGMENTS:
+        largest = max(segments, key=lambda s: s.live_rows)
+        others = [s for s in segments if s is not largest]
         due.update(s.name for s in others)
         if 2 * sum(s.live_rows for s in others) >= largest.live_rows:
             due.add(largest.name)
-    return [segment for segment in keyed if segment.name in due]
+    return [segment for segment in segments if segment.name in due]
 
 
 class _DuplicateKeys:
