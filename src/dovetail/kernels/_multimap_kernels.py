@@ -300,6 +300,22 @@ def collect_live(entries: Any, out_seqs: Any) -> None:
 
 
 @njit(cache=True)
+def collect_between(entries: Any, low: Any, high: Any, start: Any, out_positions: Any) -> Any:
+    """Write ring positions from `start` on of live entries with a code from low to high; give how many, and where to
+    go on."""
+    ring = entries.size // 2
+    found = 0
+    for position in range(start, ring):
+        if found == out_positions.size:
+            return found, position
+        code = entries[2 * position]
+        if low <= code <= high and entries[2 * position + 1] >= 0:
+            out_positions[found] = position
+            found += 1
+    return found, ring
+
+
+@njit(cache=True)
 def codes_at_seqs(entries: Any, seqs: Any, out_codes: Any) -> None:
     """Write the code of each live entry."""
     ring = entries.size // 2

@@ -292,6 +292,37 @@ class MultiMap:
         seqs.sort()
         return self._public(seqs)
 
+    def positions_between(self, low: int, high: int, start: int, max_count: int) -> tuple[Int64Array, int]:
+        """Give ring positions of live entries with a code from low to high, both included, by a pass over the ring.
+
+        Parameters
+        ----------
+        low, high
+            The least and the greatest code.
+        start
+            The ring position to begin at: 0, or what the previous call gave.
+        max_count
+            The most positions to give, at least 1.
+
+        Returns
+        -------
+        positions, next_start
+            Ascending positions, and where to go on; `ring_size` when the pass is finished.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> window = MultiMap(4)
+        >>> _ = window.insert(np.array([5, 9, 6]))
+        >>> window.positions_between(5, 8, 0, 10)[0].tolist()
+        [0, 2]
+        """
+        if max_count < 1:
+            raise ValueError(f"A pass must be allowed at least 1 position per call, not {max_count}.")
+        positions = np.empty(min(max_count, len(self)) or 1, dtype=np.int64)
+        found, place = compiled.collect_between(self._entries, low, high, start, positions)
+        return positions[:found].copy(), int(place)
+
     def codes_of(self, seqs: Int64Array) -> Int64Array:
         """Give the codes of live entries.
 

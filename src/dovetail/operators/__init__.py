@@ -2,12 +2,16 @@
 
 from dovetail.operators.base import SemiStreamOperator
 from dovetail.operators.conditions import AllOf, BatchPredicate, Comparison, Condition, Range
+from dovetail.operators.hybrid import HybridJoin
+from dovetail.operators.inl import IndexNestedLoopJoin
 from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.protocol import SemiStreamJoin, Snapshot
 from dovetail.operators.shedding import LeastJoinedFirst, OldestFirst, Random
 from dovetail.operators.spec import JoinSpec, JoinType, join_spec
 
-OPERATORS: dict[str, type[SemiStreamOperator]] = {operator.kind: operator for operator in (MeshJoin,)}
+OPERATORS: dict[str, type[SemiStreamOperator]] = {
+    operator.kind: operator for operator in (MeshJoin, HybridJoin, IndexNestedLoopJoin)
+}
 """Every operator by its `kind`. The contract suite and the oracle tests run over all of them."""
 
 __all__ = [
@@ -16,6 +20,8 @@ __all__ = [
     "BatchPredicate",
     "Comparison",
     "Condition",
+    "HybridJoin",
+    "IndexNestedLoopJoin",
     "JoinSpec",
     "JoinType",
     "LeastJoinedFirst",

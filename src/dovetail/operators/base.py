@@ -229,9 +229,13 @@ class SemiStreamOperator(JoinCore, ABC):
                 stop = start + int(waiting[room])
                 part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
                 waiting = waiting[:room]
-            if self.spec.ordered and self.pending and not self.results.room_to_hold(part.num_rows - waiting.size):
-                yield from self._one_step()
-                continue
+            if self.spec.ordered and not self.results.room_to_hold(part.num_rows - waiting.size):
+                if self.pending:
+                    yield from self._one_step()
+                    continue
+                # What is answered at once needs no room as long as nothing waits before it: take in one kind alone.
+                waiting, stop = _first_of_one_kind(waiting, start, stop)
+                part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
             yield from self._take_in(part, part_codes, part_null, waiting)
             start = stop
 
@@ -438,3 +442,14 @@ class SemiStreamOperator(JoinCore, ABC):
         window = StreamWindow(self._stream_columns, capacity, self.spec.ordered)
         window.fill_from_table(table, chunks)
         return window, paged_bytes
+
+
+def _first_of_one_kind(waiting: Int64Array, start: int, stop: int) -> tuple[Int64Array, int]:
+    """Cut a part short so that all its rows wait, or none does; give those that do and where the part then stops."""
+    if waiting.size == 0:
+        return waiting, stop
+    if waiting[0] > 0:
+        return waiting[:0], start + int(waiting[0])
+    is_gap = waiting != np.arange(waiting.size)
+    count = int(np.argmax(is_gap)) if is_gap.any() else waiting.size
+    return waiting[:count], start + count

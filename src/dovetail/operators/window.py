@@ -25,6 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 _MATCHED_BYTES = 1
+_MATCHED, _DONE = np.uint8(1), np.uint8(2)
 _TICKET_BYTES = 8
 _ARROW_SLACK_BYTES = 1024  # paddings and headers of small arrays, so that tiny budgets stay true
 
@@ -193,11 +194,19 @@ class StreamWindow:
 
     def is_matched_at(self, positions: Positions) -> BoolArray:
         """Whether tuples have found a match."""
-        return np.asarray(self._is_matched[positions] != 0, np.bool_)
+        return np.asarray(self._is_matched[positions] & _MATCHED != 0, np.bool_)
 
     def mark_matched(self, positions: Positions) -> None:
         """These tuples have found a match."""
-        self._is_matched[positions] = 1
+        self._is_matched[positions] |= _MATCHED
+
+    def is_done_at(self, positions: Positions) -> BoolArray:
+        """Whether tuples have met all their rows and stay for the sake of their turn only."""
+        return np.asarray(self._is_matched[positions] & _DONE != 0, np.bool_)
+
+    def mark_done(self, positions: Positions) -> None:
+        """These tuples have met all their rows."""
+        self._is_matched[positions] |= _DONE
 
     def clear_matches(self) -> None:
         """No tuple has found a match: for joins in which those that have, leave."""

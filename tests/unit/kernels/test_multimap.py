@@ -96,6 +96,16 @@ class MultiMapMachine(RuleBasedStateMachine):
         assert self.map.count(codes_array(codes)).tolist() == expected
         assert self.map.contains(codes_array(codes)).tolist() == [count > 0 for count in expected]
 
+    @rule(low=CODES, high=CODES, max_count=st.integers(1, 8))
+    def positions_between(self, low, high, max_count):
+        positions, place = [], 0
+        while place < self.map.ring_size:
+            more, place = self.map.positions_between(low, high, place, max_count)
+            assert len(more) <= max_count
+            positions += more.tolist()
+        expected = [seq % self.map.ring_size for seq, code in self.twin.entries if low <= code <= high]
+        assert positions == sorted(expected)
+
     @rule(count=st.integers(0, 10))
     def remove_oldest(self, count):
         assert self.map.remove_oldest(count).tolist() == self.twin.remove_oldest(count)
@@ -302,6 +312,11 @@ def test_arrays_that_are_not_codes_are_refused(codes):
 def test_impossible_sizes_are_refused(capacity, max_load):
     with pytest.raises(ValueError, match="MultiMap"):
         MultiMap(capacity, max_load)
+
+
+def test_pass_without_room_for_a_position_is_refused():
+    with pytest.raises(ValueError, match="at least 1 position"):
+        MultiMap(4).positions_between(0, 1, 0, 0)
 
 
 def test_negative_count_is_refused():
