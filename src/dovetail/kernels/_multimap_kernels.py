@@ -24,6 +24,8 @@ import numpy as np
 from numba import njit
 
 from dovetail.kernels._slots import BLOCK, erase_slot, find_block, find_slot, hash_block
+from dovetail.kernels._vector import LINE, prefetch
+from dovetail.kernels.hashing import home_slot
 
 NEXT_SEQ = 0  # the first number not yet considered by the writer
 OLDEST_SEQ = 1  # no live entry has a smaller number
@@ -49,6 +51,16 @@ def _release_entry(entries: Any, ring: Any, state: Any, position: Any) -> Any:
 
 
 @njit(cache=True)
+def _ask_for_block(
+    slots: Any, entries: Any, codes: Any, start: Any, stop: Any, homes: Any, next_homes: Any, aside: Any, words: Any
+) -> None:
+    """Bring what is filed under codes[start:stop] into the cache: their slots and the newest entry of each."""
+    find_block(slots, codes, start, stop, homes, next_homes, aside, words)
+    for i in range(stop - start):
+        prefetch(entries, 2 * (words[i] >> 32))
+
+
+@njit(cache=True)
 def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> None:
     """Append one entry per code; the caller has checked that there is room."""
     ring = entries.size // 2
@@ -56,34 +68,43 @@ def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any
     lap = seq // ring
     position = seq - lap * ring
     stale = state[STALE]
-    for row in range(codes.size):
-        code = codes[row]
-        while entries[2 * position + 1] >= 0:
-            # Passed for the first time when it was written in the lap before.
-            if (entries[2 * position + 1] >> 32) == lap - 1:
-                stale += 1
+    words = np.empty(BLOCK, dtype=np.int64)
+    homes = np.empty(BLOCK, dtype=np.uint32)
+    next_homes = np.empty(BLOCK, dtype=np.uint32)
+    aside = np.empty(BLOCK, dtype=np.uint32)
+    hash_block(slots, codes, 0, min(BLOCK, codes.size), homes)
+    for start in range(0, codes.size, BLOCK):
+        stop = min(start + BLOCK, codes.size)
+        _ask_for_block(slots, entries, codes, start, stop, homes, next_homes, aside, words)
+        homes, next_homes = next_homes, homes
+        for row in range(start, stop):
+            code = codes[row]
+            while entries[2 * position + 1] >= 0:
+                # Passed for the first time when it was written in the lap before.
+                if (entries[2 * position + 1] >> 32) == lap - 1:
+                    stale += 1
+                position += 1
+                if position == ring:
+                    position = 0
+                    lap += 1
+            slot = find_slot(slots, code)
+            word = slots[2 * slot + 1]
+            entries[2 * position] = code
+            if word == 0:
+                slots[2 * slot] = code
+                slots[2 * slot + 1] = (position << 32) | 1
+                entries[2 * position + 1] = (lap << 32) | position
+            else:
+                tail = word >> 32
+                tail_word = entries[2 * tail + 1]
+                entries[2 * position + 1] = (lap << 32) | (tail_word & LOW_HALF)
+                entries[2 * tail + 1] = (tail_word & ~LOW_HALF) | position
+                slots[2 * slot + 1] = (position << 32) | ((word & LOW_HALF) + 1)
+            out_seqs[row] = lap * ring + position
             position += 1
             if position == ring:
                 position = 0
                 lap += 1
-        slot = find_slot(slots, code)
-        word = slots[2 * slot + 1]
-        entries[2 * position] = code
-        if word == 0:
-            slots[2 * slot] = code
-            slots[2 * slot + 1] = (position << 32) | 1
-            entries[2 * position + 1] = (lap << 32) | position
-        else:
-            tail = word >> 32
-            tail_word = entries[2 * tail + 1]
-            entries[2 * position + 1] = (lap << 32) | (tail_word & LOW_HALF)
-            entries[2 * tail + 1] = (tail_word & ~LOW_HALF) | position
-            slots[2 * slot + 1] = (position << 32) | ((word & LOW_HALF) + 1)
-        out_seqs[row] = lap * ring + position
-        position += 1
-        if position == ring:
-            position = 0
-            lap += 1
     state[NEXT_SEQ] = lap * ring + position
     state[STALE] = stale
     state[LIVE] += codes.size
@@ -121,10 +142,10 @@ def probe_into(
     homes = np.empty(BLOCK, dtype=np.uint32)
     next_homes = np.empty(BLOCK, dtype=np.uint32)
     aside = np.empty(BLOCK, dtype=np.uint32)
-    hash_block(slots, codes[row : row + BLOCK], homes)
+    hash_block(slots, codes, row, min(row + BLOCK, codes.size), homes)
     for start in range(row, codes.size, BLOCK):
         stop = min(start + BLOCK, codes.size)
-        find_block(slots, codes[start:stop], homes, codes[stop : stop + BLOCK], next_homes, aside, words)
+        find_block(slots, codes, start, stop, homes, next_homes, aside, words)
         homes, next_homes = next_homes, homes
         for i in range(stop - start):
             if pair == limit:
@@ -201,9 +222,22 @@ def advance_oldest(entries: Any, state: Any) -> Any:
 def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -> None:
     """Remove as many entries as fit the output, the oldest first; the caller knows there are as many."""
     ring = entries.size // 2
+    line_count = slots.size // LINE
+    lap = state[OLDEST_SEQ] // ring
+    position = state[OLDEST_SEQ] - lap * ring
+    asked_from = asked_to = position
     for i in range(out_seqs.size):
-        advance_oldest(entries, state)
-        position = state[OLDEST_SEQ] % ring
+        if (entries[2 * position + 1] >> 32) != lap:
+            state[OLDEST_SEQ] = lap * ring + position
+            advance_oldest(entries, state)
+            lap = state[OLDEST_SEQ] // ring
+            position = state[OLDEST_SEQ] - lap * ring
+        if not asked_from <= position < asked_to:
+            # The next to go are most likely the next in the ring.
+            asked_from = position
+            asked_to = min(position + BLOCK // 2, ring)
+            for ahead in range(asked_from, asked_to):
+                prefetch(slots, LINE * home_slot(entries[2 * ahead], line_count))
         slot = find_slot(slots, entries[2 * position])
         word = slots[2 * slot + 1]
         # The oldest of all is the oldest of its code: the one that the code's newest entry points at.
@@ -215,6 +249,11 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
             entries[2 * tail + 1] = (entries[2 * tail + 1] & ~LOW_HALF) | follower
             slots[2 * slot + 1] = word - 1
         out_seqs[i] = _release_entry(entries, ring, state, position)
+        position += 1
+        if position == ring:
+            position = 0
+            lap += 1
+    state[OLDEST_SEQ] = lap * ring + position
 
 
 @njit(cache=True)
@@ -222,18 +261,27 @@ def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_s
     """Remove all entries of the codes and give how many there were."""
     ring = entries.size // 2
     removed = 0
-    for row in range(codes.size):
-        slot = find_slot(slots, codes[row])
-        word = slots[2 * slot + 1]
-        if word == 0:
-            continue
-        position = entries[2 * (word >> 32) + 1] & LOW_HALF
-        for _ in range(word & LOW_HALF):
-            follower = entries[2 * position + 1] & LOW_HALF
-            out_seqs[removed] = _release_entry(entries, ring, state, position)
-            removed += 1
-            position = follower
-        erase_slot(slots, slot)
+    words = np.empty(BLOCK, dtype=np.int64)
+    homes = np.empty(BLOCK, dtype=np.uint32)
+    next_homes = np.empty(BLOCK, dtype=np.uint32)
+    aside = np.empty(BLOCK, dtype=np.uint32)
+    hash_block(slots, codes, 0, min(BLOCK, codes.size), homes)
+    for start in range(0, codes.size, BLOCK):
+        stop = min(start + BLOCK, codes.size)
+        _ask_for_block(slots, entries, codes, start, stop, homes, next_homes, aside, words)
+        homes, next_homes = next_homes, homes
+        for row in range(start, stop):
+            slot = find_slot(slots, codes[row])
+            word = slots[2 * slot + 1]
+            if word == 0:
+                continue
+            position = entries[2 * (word >> 32) + 1] & LOW_HALF
+            for _ in range(word & LOW_HALF):
+                follower = entries[2 * position + 1] & LOW_HALF
+                out_seqs[removed] = _release_entry(entries, ring, state, position)
+                removed += 1
+                position = follower
+            erase_slot(slots, slot)
     return removed
 
 

@@ -22,8 +22,9 @@ from dovetail.kernels.hashing import home_slot
 Int64Array = npt.NDArray[np.int64]
 
 SLOTS_PER_LINE = LINE // 2
-BLOCK = 128  # codes looked up together; their lines and the next block's fit the first-level cache
+BLOCK = 256  # codes looked up together; their lines and the next block's fit the first-level cache
 _CODES_OF_LINE = 0b01010101  # the elements of a line that are codes
+_WORDS_OF_LINE = 0b10101010
 
 
 def count_slots(capacity: int, max_load: float) -> int:
@@ -51,17 +52,29 @@ def make_slots(capacity: int, max_load: float) -> Int64Array:
 @njit(cache=True, inline="always")
 def find_slot(slots: Any, code: Any) -> Any:
     """Give the slot that holds `code`, or the empty slot where it would go."""
-    slot = home_slot(code, slots.size // LINE) * SLOTS_PER_LINE
-    while slots[2 * slot + 1] != 0 and slots[2 * slot] != code:
-        slot += 1
-        if 2 * slot == slots.size:
-            slot = 0
-    return slot
+    line = LINE * home_slot(code, slots.size // LINE)
+    while True:
+        # What an empty slot once held may still be there and match, but then no slot before it is empty.
+        candidates = match_line(slots, line, code) & _CODES_OF_LINE | match_line(slots, line, 0) & _WORDS_OF_LINE
+        if candidates != 0:
+            return (line + lowest_bit(candidates)) >> 1
+        line += LINE
+        if line == slots.size:
+            line = 0
 
 
 @njit(cache=True)
 def erase_slot(slots: Any, hole: Any) -> None:
-    """Empty a slot and move back the codes behind it, so that no search ends too early."""
+    """Empty a slot and move codes behind it back, so that no search ends too early."""
+    line = hole // SLOTS_PER_LINE * LINE
+    empty = match_line(slots, line, 0) & _WORDS_OF_LINE
+    if empty != 0:
+        # Searches come to all of a line's slots, so the last taken one can fill the hole, and nothing lies beyond.
+        last = ((line + lowest_bit(empty)) >> 1) - 1
+        slots[2 * hole] = slots[2 * last]
+        slots[2 * hole + 1] = slots[2 * last + 1]
+        slots[2 * last + 1] = 0
+        return
     slot_count = slots.size // 2
     slot = hole
     while True:
@@ -84,12 +97,11 @@ def erase_slot(slots: Any, hole: Any) -> None:
 
 
 @njit(cache=True)
-def hash_block(slots: Any, codes: Any, out_homes: Any) -> None:
-    """Write where the home lines of at most a block of codes begin, in lines, and ask for them."""
+def hash_block(slots: Any, codes: Any, start: Any, stop: Any, out_homes: Any) -> None:
+    """Write the home lines of at most a block of codes, and ask for them."""
     line_count = slots.size // LINE
-    for i in range(codes.size):
-        out_homes[i] = home_slot(codes[i], line_count)
-    for i in range(codes.size):
+    for i in range(stop - start):
+        out_homes[i] = home_slot(codes[start + i], line_count)
         prefetch(slots, LINE * np.int64(out_homes[i]))
 
 
@@ -109,25 +121,26 @@ def _search_on(slots: Any, line: Any, code: Any) -> Any:
 
 @njit(cache=True)
 def find_block(
-    slots: Any, codes: Any, homes: Any, next_codes: Any, next_homes: Any, aside: Any, out_words: Any
+    slots: Any, codes: Any, start: Any, stop: Any, homes: Any, next_homes: Any, aside: Any, out_words: Any
 ) -> None:
-    """Write the words of at most a block of codes, 0 for those not in the table.
+    """Write the words of codes[start:stop], at most a block, 0 for those not in the table.
 
-    `homes` is what `hash_block` or an earlier call made of `codes`. The home lines of `next_codes`, at most
-    as many, are written to `next_homes` and asked for. `aside` is room for the numbers of a block.
+    `homes` is what `hash_block`, or the call for the block before, made of these codes. The home lines of the block
+    after them are written to `next_homes` and asked for. `aside` is room for the numbers of a block.
     """
     line_count = slots.size // LINE
-    for i in range(next_codes.size):
-        next_homes[i] = home_slot(next_codes[i], line_count)
-    for i in range(next_codes.size, codes.size):
+    size = stop - start
+    next_size = min(size, codes.size - stop)
+    for i in range(next_size):
+        next_homes[i] = home_slot(codes[stop + i], line_count)
+    for i in range(next_size, size):
         next_homes[i] = homes[i]
     put_aside: Any = 0
-    for i in range(codes.size):
+    for i in range(size):
         prefetch(slots, LINE * np.int64(next_homes[i]))
         line = LINE * np.int64(homes[i])
-        matches = match_line(slots, line, codes[i]) & _CODES_OF_LINE
-        # Without a match this reads the word of the line's last slot. It is 0, and the answer, unless the
-        # line is full.
+        matches = match_line(slots, line, codes[start + i]) & _CODES_OF_LINE
+        # Without a match this reads the word of the line's last slot. It is 0, and the answer, unless the line is full.
         word = slots[line + lowest_bit(matches | (1 << (LINE - 2))) + 1]
         out_words[i] = word
         aside[put_aside] = i
@@ -137,7 +150,7 @@ def find_block(
         prefetch(slots, line if line < slots.size else 0)
     for j in range(put_aside):
         which = aside[j]
-        out_words[which] = _search_on(slots, LINE * (np.int64(homes[which]) + 1), codes[which])
+        out_words[which] = _search_on(slots, LINE * (np.int64(homes[which]) + 1), codes[start + which])
 
 
 @njit(cache=True)
@@ -146,10 +159,8 @@ def find_words(slots: Any, codes: Any, out_words: Any) -> None:
     homes = np.empty(BLOCK, dtype=np.uint32)
     next_homes = np.empty(BLOCK, dtype=np.uint32)
     aside = np.empty(BLOCK, dtype=np.uint32)
-    hash_block(slots, codes[:BLOCK], homes)
+    hash_block(slots, codes, 0, min(BLOCK, codes.size), homes)
     for start in range(0, codes.size, BLOCK):
-        stop = start + BLOCK
-        find_block(
-            slots, codes[start:stop], homes, codes[stop : stop + BLOCK], next_homes, aside, out_words[start:stop]
-        )
+        stop = min(start + BLOCK, codes.size)
+        find_block(slots, codes, start, stop, homes, next_homes, aside, out_words[start:stop])
         homes, next_homes = next_homes, homes
