@@ -62,12 +62,7 @@ class JoinCore:
 
     def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
         """Divide the budget."""
-        return plan_memory(
-            spec,
-            who=self.kind,
-            bytes_per_tuple=self._matcher.bytes_per_tuple,
-            other_bytes=0 if self._shedding is None else self._shedding.nbytes,
-        )
+        return plan_memory(spec, who=self.kind, bytes_per_tuple=self._matcher.bytes_per_tuple)
 
     @property
     def budget(self) -> Budget:

@@ -55,7 +55,7 @@ def plan_memory(
     bytes_per_tuple
         What the operator keeps per waiting tuple besides the window.
     other_bytes
-        What the operator keeps besides all of this, such as a cache or a resident index.
+        What the operator keeps besides all of this, such as a cache or a resident index; what shedding keeps is added.
     has_window
         Whether tuples wait at all.
 
@@ -65,6 +65,7 @@ def plan_memory(
         If the budget is too small; `minimum_bytes` says what would do.
     """
     total = spec.budget.total_bytes
+    other_bytes += 0 if spec.shed is None else spec.shed.start().nbytes
     relation_row_bytes = max(1.0, spec.shard.row_bytes) + _CODE_BYTES
     output_row_bytes = OutputPlan(spec).row_bytes + _PAIR_BYTES
     if spec.condition is not None:
