@@ -30,7 +30,7 @@ class ArrowSource:
             table = table.read_all()
         elif isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
-        self.schema = pa.schema([_plain_field(field) for field in table.schema])
+        self.schema = nullable_fields(table.schema)
         self._table = _cast(table, self.schema)
 
     def write(
@@ -73,8 +73,13 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
         raise
 
 
+def nullable_fields(schema: pa.Schema) -> pa.Schema:
+    """``schema`` with NULLs allowed everywhere, inside of columns too."""
+    return pa.schema([_plain_field(field) for field in schema])
+
+
 def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain_type(field.name, field.type))
+    return field.with_type(_plain_type(field.name, field.type)).with_nullable(True)
 
 
 def _plain_type(name: str, kind: pa.DataType) -> pa.DataType:
@@ -95,7 +100,7 @@ def _plain_type(name: str, kind: pa.DataType) -> pa.DataType:
     if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind) or t.is_list_view(kind):
         return pa.list_(_plain_field(kind.value_field))
     if t.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field))
+        return pa.map_(_plain_field(kind.key_field).with_nullable(False), _plain_field(kind.item_field))
     if t.is_struct(kind):
         return pa.struct([_plain_field(kind.field(i)) for i in range(kind.num_fields)])
     if (

@@ -93,7 +93,8 @@ class Relation:
         Parameters
         ----------
         source
-            A Spark DataFrame, written by one Spark job; or an Arrow table, record batch or reader, written here.
+            A Spark DataFrame, written by one Spark job; or an Arrow table, record batch or reader, written here. As
+            with Spark's own file sources, every column of the relation can hold NULLs, whatever the source says.
         path
             A directory on a local disk (on a cluster: one that all nodes share). Created if needed.
         on
@@ -357,21 +358,7 @@ def _check_same_columns(base: Manifest, schema: pa.Schema, operation: Operation)
         )
     for name in wanted:
         here, there = schema.field(name).type, base.schema.field(name).type
-        if not _fits(here, there):
+        if here != there:
             raise SchemaError(
                 f"{operation}: column {name!r} has type {here}, in the relation it has type {there}. Cast it first."
             )
-
-
-def _fits(here: pa.DataType, there: pa.DataType) -> bool:
-    """Whether values of type ``here`` are values of type ``there``: the same, or with fewer NULLs inside."""
-    t = pa.types
-    if t.is_list(here) and t.is_list(there):
-        pairs = [(here.value_field, there.value_field)]
-    elif t.is_map(here) and t.is_map(there):
-        pairs = [(here.key_field, there.key_field), (here.item_field, there.item_field)]
-    elif t.is_struct(here) and t.is_struct(there) and [f.name for f in here] == [f.name for f in there]:
-        pairs = list(zip(here, there, strict=True))
-    else:
-        return bool(here == there)
-    return all(_fits(a.type, b.type) and (b.nullable or not a.nullable) for a, b in pairs)

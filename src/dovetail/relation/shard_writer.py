@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import RelationError, SchemaError
+from dovetail.errors import RelationError
 from dovetail.faultpoints import fault_point
 from dovetail.relation.files import RelationFiles, storage_errors, sync_directory, write_durably
 from dovetail.relation.format import (
@@ -107,21 +107,11 @@ class _ShardWriter:
         code = batch.column(CODE_COLUMN)
         rows = batch.drop_columns([CODE_COLUMN])
         if self._adds:
-            self._refuse_unexpected_nulls(rows)
             rows = rows.cast(self._base.schema)
         if code.null_count == 0:
             return rows, code.to_numpy(), rows.slice(0, 0)
         has_key = code.is_valid()
         return rows.filter(has_key), code.drop_null().to_numpy(), rows.filter(pc.invert(has_key))
-
-    def _refuse_unexpected_nulls(self, rows: pa.RecordBatch) -> None:
-        for field, column in zip(self._base.schema, rows.columns, strict=True):
-            if not field.nullable and column.null_count:
-                raise SchemaError(
-                    f"{self._task.operation}: column {field.name!r} has a NULL, and the relation's was declared "
-                    "without. Nothing was changed; fill or filter the NULLs, or build the relation again from data in "
-                    "which the column may be NULL."
-                )
 
     def _accept_null_keys(self, rows: pa.RecordBatch, writer: SegmentWriter) -> None:
         if self._task.operation == "upsert":

@@ -18,9 +18,14 @@ def quoted(name: str) -> str:
 
 
 def check_key_columns(schema: T.StructType, key: Sequence[str]) -> None:
-    """Refuse key columns whose equality is not the equality of their bytes."""
+    """Refuse key columns whose equality is not the equality of their bytes, or that travel as another type."""
     for name in key:
         kind = schema[name].dataType
+        if isinstance(kind, T.YearMonthIntervalType):
+            raise SchemaError(
+                f"column {name!r} of type {kind.simpleString()} cannot be a key: use an integral, string, binary, "
+                "boolean, float, double, decimal, date or timestamp column."
+            )
         if isinstance(kind, T.StringType) and kind != T.StringType():
             raise SchemaError(
                 f"column {name!r} has the collation of {kind.simpleString()}: a key is compared by its bytes. Cast "
@@ -48,7 +53,8 @@ def code_column(schema: T.StructType, key: Sequence[str], kind: CodeKind) -> Col
 
 def shard_column(code: Column, shards: int) -> Column:
     """The shard of a code; rows without one go to shard 0."""
-    return F.coalesce(F.pmod(F.xxhash64(code), F.lit(shards)), F.lit(0)).cast("int")
+    # Not coalesce: Spark's hash of a NULL is its seed, not a NULL.
+    return F.when(code.isNotNull(), F.pmod(F.xxhash64(code), F.lit(shards))).otherwise(F.lit(0)).cast("int")
 
 
 def _local_micros(moment: Column) -> Column:

@@ -23,6 +23,16 @@ def encoded_schema(schema: T.StructType) -> T.StructType:
     return encoded
 
 
+def nullable_schema(schema: T.StructType) -> T.StructType:
+    """``schema`` with NULLs allowed everywhere, as Spark's own file sources have it.
+
+    What is NULL in nobody's data today may be in tomorrow's upsert, and a promise that data breaks makes Spark wrong.
+    """
+    nullable = _nullable_type(schema)
+    assert isinstance(nullable, T.StructType)
+    return nullable
+
+
 def encode(df: DataFrame) -> DataFrame:
     """``df`` with its columns as they travel."""
     return df.select(
@@ -57,6 +67,18 @@ def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
                 T.StructField(f.name, _encoded_type(f.dataType, where or f.name), f.nullable, f.metadata) for f in kind
             ]
             return T.StructType(fields)
+        case _:
+            return kind
+
+
+def _nullable_type(kind: T.DataType) -> T.DataType:
+    match kind:
+        case T.ArrayType():
+            return T.ArrayType(_nullable_type(kind.elementType), True)
+        case T.MapType():
+            return T.MapType(_nullable_type(kind.keyType), _nullable_type(kind.valueType), True)
+        case T.StructType():
+            return T.StructType([T.StructField(f.name, _nullable_type(f.dataType), True, f.metadata) for f in kind])
         case _:
             return kind
 

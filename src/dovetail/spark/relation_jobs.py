@@ -20,12 +20,13 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from dovetail import errors
-from dovetail.errors import InternalError, RelationError
+from dovetail.errors import DovetailError, InternalError
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, Manifest, Operation, Shard, shard_from_dict
+from dovetail.relation.local import nullable_fields
 from dovetail.relation.relation import Relation
 from dovetail.relation.shard_writer import ShardTask, write_shard
 from dovetail.spark.codes import check_key_columns, code_column, quoted, shard_column
-from dovetail.spark.payload import decode, encode, encoded_schema
+from dovetail.spark.payload import decode, encode, encoded_schema, nullable_schema
 
 RECEIPT_SCHEMA = "shard int, receipt string"
 _POLL_SECONDS = 0.2
@@ -40,9 +41,9 @@ class DataFrameSource:
                 "a streaming DataFrame cannot be written to a relation: write it from foreachBatch, batch by batch."
             )
         self._df = df
-        self._plain = encoded_schema(df.schema)
-        self.schema: pa.Schema = to_arrow_schema(self._plain, timezone="UTC")
-        self.spark_schema: dict[str, Any] = df.schema.jsonValue()
+        stored = nullable_schema(df.schema)
+        self.schema: pa.Schema = nullable_fields(to_arrow_schema(encoded_schema(stored), timezone="UTC"))
+        self.spark_schema: dict[str, Any] = stored.jsonValue()
 
     def write(
         self,
@@ -115,7 +116,7 @@ def _write_partition(
     try:
         shard = write_shard(ShardTask(root, number, operation, base), _without_shard(first, batches, number))
         receipt = {"shard": asdict(shard)}
-    except RelationError as error:
+    except DovetailError as error:
         # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
         receipt = {"error": {"class": type(error).__name__, "message": str(error)}}
     columns = [pa.array([number], pa.int32()), pa.array([json.dumps(receipt)])]
