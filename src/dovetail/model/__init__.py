@@ -2,7 +2,9 @@
 
 from dovetail.model.access import AccessChoice, CachedIndexModel, choose_access
 from dovetail.model.balanced import BalancedModel, is_better_cached, optimal_cache_share
+from dovetail.model.calibrate import calibrate
 from dovetail.model.costs import CostFactors, Curve, LoopCost
+from dovetail.model.dynamic import DynamicTuner
 from dovetail.model.explain import Plan
 from dovetail.model.hybrid import HybridModel, best_ratio_to_mesh, ratio_to_mesh_bound, slowdown_constant
 from dovetail.model.inl import IndexNestedLoopModel
@@ -16,6 +18,7 @@ __all__ = [
     "CachedIndexModel",
     "CostFactors",
     "Curve",
+    "DynamicTuner",
     "HitCurve",
     "HybridModel",
     "IndexNestedLoopModel",
@@ -25,6 +28,7 @@ __all__ = [
     "Plan",
     "as_hit_curve",
     "best_ratio_to_mesh",
+    "calibrate",
     "choose_access",
     "is_better_cached",
     "minimum_budget",

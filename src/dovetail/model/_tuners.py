@@ -17,6 +17,9 @@ from dovetail.model.profile import JoinProfile
 from dovetail.model.search import maximise, maximise_integer
 
 _POOL_PAGE_BYTES = 8192
+_MOST_BLOCKS = 1 << 15
+# Around its maximum the rate is flat: a split that is off by this much costs nothing that could be measured.
+_SPLIT_PRECISION = 1e-3
 # Above what any machine holds: asks what no memory could improve.
 UNLIMITED_BYTES = 2.0**60
 
@@ -105,6 +108,11 @@ class MeshTuner(Tuner):
 
 @dataclass(frozen=True)
 class HybridTuner(Tuner):
+    def block_rows_range(self) -> tuple[int, int]:
+        low, high = super().block_rows_range()
+        # Blocks of known popularity are looked at one by one: below a few rows there would be millions.
+        return (low if self.profile.storage_curve is None else max(low, high // _MOST_BLOCKS)), high
+
     def for_budget(self, block_rows: int, budget_bytes: float) -> Setting | None:
         model = HybridModel(self.profile, self.factors)
         window = math.floor(model.window_for_budget(block_rows, budget_bytes))
@@ -150,7 +158,7 @@ class BalancedTuner(Tuner):
             return model.loop(block_rows, cached_rows, disk_tuples).service_rate
 
         if most_cached >= 0:
-            cached = maximise(rate, 0.0, most_cached)
+            cached = maximise(rate, 0.0, most_cached, precision=_SPLIT_PRECISION)
             disk_tuples = max(1, math.floor(model.disk_tuples_for_budget(block_rows, cached, budget_bytes)))
             # What rounding the chunk down leaves over is the cache's.
             left = rest - (disk_tuples - 1) * window_bytes
@@ -169,7 +177,10 @@ class BalancedTuner(Tuner):
             return sum(model.memory(block_rows, cached_rows, disk_tuples).values())
 
         # From 1 upwards, because the search is over logarithms; no cache at all is the case of one row less.
-        cached = maximise_integer(lambda rows: -memory(rows - 1), 1, profile.relation_rows + 1) - 1
+        cached = (
+            maximise_integer(lambda rows: -memory(rows - 1), 1, profile.relation_rows + 1, precision=_SPLIT_PRECISION)
+            - 1
+        )
         disk_tuples = model.disk_tuples_for_rate(block_rows, cached, rate)
         if math.isinf(disk_tuples):
             return None
@@ -224,7 +235,7 @@ class CachedIndexTuner(Tuner):
         def rate(cached_rows: float) -> float:
             return model.loop(block_rows, cached_rows, window(cached_rows)).service_rate
 
-        cached = math.floor(maximise(rate, 0.0, max(0.0, most_cached)))
+        cached = math.floor(maximise(rate, 0.0, max(0.0, most_cached), precision=_SPLIT_PRECISION))
         return self._setting(block_rows, cached, math.floor(window(cached)))
 
     def for_rate(self, block_rows: int, rate: float) -> Setting | None:
@@ -237,7 +248,9 @@ class CachedIndexTuner(Tuner):
         def memory(cached_rows: int) -> float:
             return sum(model.memory(block_rows, cached_rows, window(cached_rows)).values())
 
-        cached = maximise_integer(lambda rows: -memory(rows - 1), 1, profile.relation_rows) - 1
+        cached = (
+            maximise_integer(lambda rows: -memory(rows - 1), 1, profile.relation_rows, precision=_SPLIT_PRECISION) - 1
+        )
         needed = window(cached)
         return None if math.isinf(needed) else self._setting(block_rows, cached, math.ceil(needed))
 
@@ -294,7 +307,7 @@ class IndexNestedLoopTuner(Tuner):
 
 
 def least(function: Callable[[float], float], target: float, most: float = 1e15) -> float:
-    """The least number from 1 to `most`, to 1 in 10 000, at which an increasing function reaches the target.
+    """The least number from 1 to `most`, to 1 in 1000, at which an increasing function reaches the target.
 
     Infinity if it never does.
     """
@@ -305,7 +318,7 @@ def least(function: Callable[[float], float], target: float, most: float = 1e15)
     low, high = 1.0, min(8.0, most)
     while function(high) < target:
         low, high = high, min(8.0 * high, most)
-    while high - low > max(1e-4 * high, 1e-3):
+    while high - low > max(1e-3 * high, 1e-3):
         middle = 0.5 * (low + high)
         if function(middle) < target:
             low = middle

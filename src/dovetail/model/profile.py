@@ -43,8 +43,25 @@ def as_hit_curve(curve: HitCurve | ArrayLike | None, relation_rows: int) -> HitC
     grows = shares.size > 1 and bool(np.isfinite(shares).all() and (np.diff(shares) >= 0).all())
     if not grows or shares[-1] > 1.0 + 1e-9:
         raise PlanError("A hit curve must hold cumulative shares that never decrease and end at 1 or below.")
-    positions = np.arange(shares.size, dtype=np.float64)
-    return lambda rows: float(min(np.interp(rows, positions, shares), 1.0))
+    return _CumulativeCurve(np.minimum(shares, 1.0))
+
+
+class _CumulativeCurve:
+    """A hit curve given by its values at whole numbers of rows, linear between them."""
+
+    def __init__(self, shares: NDArray[np.float64]) -> None:
+        self._shares = shares
+
+    def __call__(self, rows: float) -> float:
+        last = self._shares.size - 1
+        kept = min(max(rows, 0.0), float(last))
+        whole = min(int(kept), last - 1)
+        low, high = self._shares[whole], self._shares[whole + 1]
+        return float(low + (kept - whole) * (high - low))
+
+    def at_rows(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The curve at many whole numbers at once."""
+        return self._shares[np.clip(rows, 0, self._shares.size - 1)]
 
 
 def kernel_bytes_per_entry() -> float:
@@ -220,7 +237,10 @@ class JoinProfile:
         if self.storage_curve is None:
             return np.array([1.0 / blocks]), np.array([float(blocks)])
         edges = np.minimum(np.arange(blocks + 1, dtype=np.int64) * block_rows, self.relation_rows)
-        shares = np.diff([self.storage_curve(float(edge)) for edge in edges])
+        if isinstance(self.storage_curve, _CumulativeCurve):
+            shares = np.diff(self.storage_curve.at_rows(edges))
+        else:
+            shares = np.diff([self.storage_curve(float(edge)) for edge in edges])
         # A block that nothing asks for is never read.
         shares = shares[shares > 0.0]
         return shares, np.ones(shares.size)

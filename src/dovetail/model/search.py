@@ -7,13 +7,13 @@ from dovetail.errors import PlanError
 
 __all__ = ["maximise", "maximise_integer"]
 
-_GRID_POINTS = 33
+_GRID_POINTS = 25
 _REFINED_POINTS = 9
 _STAIRCASE_POINTS = 500
 
 
-def maximise(function: Callable[[float], float], low: float, high: float) -> float:
-    """Find where a function of one number is largest, to about 1e-7 of the interval.
+def maximise(function: Callable[[float], float], low: float, high: float, *, precision: float = 1e-7) -> float:
+    """Find where a function of one number is largest, to `precision` of the interval.
 
     An even grid finds the highest hill, and ever finer grids its top, so that a curve with several humps, or
     one that is flat outside a small part of the interval, is no trap unless it is finer than the grid.
@@ -28,12 +28,19 @@ def maximise(function: Callable[[float], float], low: float, high: float) -> flo
         values = [function(point) for point in points]
         best = max(range(len(points)), key=values.__getitem__)
         left, right = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-        if right - left <= 1e-7 * max(high - low, 1e-300):
+        if right - left <= precision * max(high - low, 1e-300):
             return points[best]
         points = [left + (right - left) * i / (_REFINED_POINTS - 1) for i in range(_REFINED_POINTS)]
 
 
-def maximise_integer(function: Callable[[int], float], low: int, high: int, *, is_staircase: bool = False) -> int:
+def maximise_integer(
+    function: Callable[[int], float],
+    low: int,
+    high: int,
+    *,
+    is_staircase: bool = False,
+    precision: float = 0.0,
+) -> int:
     """Find the whole number at which a function is largest, on a logarithmic scale.
 
     Parameters
@@ -62,11 +69,13 @@ def maximise_integer(function: Callable[[int], float], low: int, high: int, *, i
         return max(range(len(candidates)), key=lambda i: values[candidates[i]])
 
     points = _geometric(low, high, _GRID_POINTS)
+    if high - low < _GRID_POINTS:
+        points = list(range(low, high + 1))
     while True:
         best = best_of(points)
         left, right = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
         finer = _geometric(left, right, _REFINED_POINTS)
-        if len(finer) > right - left or finer == points:
+        if len(finer) > right - left or finer == points or right - left <= precision * left:
             best_of(finer)
             break
         points = finer

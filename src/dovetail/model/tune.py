@@ -275,22 +275,25 @@ def _gains(setting: Setting, tuner: Tuner) -> dict[str, float]:
 
 def _bottleneck(setting: Setting, gains: dict[str, float]) -> tuple[Bottleneck, str]:
     cost = setting.cost
-    total = cost.seconds
-    disk_share = cost.disk_seconds / total if total > 0 else 0.0
-    twice = f"twice the memory would give {gains['memory']:.2f} times the rate"
+    disk_share = cost.disk_seconds / cost.seconds if cost.seconds > 0 else 0.0
     if disk_share < 0.5:
         largest = max((name for name in cost.terms if name != "read"), key=lambda name: cost.terms[name])
         return "cpu", (
-            f"computing takes {1 - disk_share:.0%} of a step, most of it in '{largest}'; a CPU twice as fast would "
-            f"give {gains['cpu']:.2f} times the rate."
+            f"computing takes {_percent(1 - disk_share)} of a step, most of it in '{largest}'; a CPU twice as fast "
+            f"would give {gains['cpu']:.2f} times the rate."
         )
     if gains["memory"] > _CLEARLY_MORE * gains["disk"]:
-        buffer = setting.memory_bytes.get("block_buffer", 0) / max(1, setting.total_bytes)
+        buffer_share = setting.memory_bytes.get("block_buffer", 0) / max(1, setting.total_bytes)
+        reason = f"the block buffer takes {_percent(buffer_share)} of it; " if buffer_share > 0.2 else ""
         return "memory", (
-            f"the block buffer takes {buffer:.0%} of the memory, so that {twice}, and a disk twice as fast only "
-            f"{gains['disk']:.2f}."
+            f"{reason}twice as much would give {gains['memory']:.2f} times the rate, a disk twice as fast only "
+            f"{gains['disk']:.2f} times."
         )
     return "disk", (
-        f"reading takes {disk_share:.0%} of a step; a disk twice as fast would give {gains['disk']:.2f} times the "
-        f"rate, and {twice}."
+        f"reading takes {_percent(disk_share)} of a step; a disk twice as fast would give {gains['disk']:.2f} times "
+        f"the rate, twice the memory {gains['memory']:.2f} times."
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

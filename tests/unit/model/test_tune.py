@@ -199,7 +199,7 @@ def test_balanced_cache_follows_the_cache_inequality(paper_profile):
     cycle_s = plan.loop_seconds * paper_profile.blocks(plan.block_rows)
     probability = Zipf(3_500_000, 1.0).probabilities([plan.cache_rows])[0]
     waiting = probability * plan.service_rate * cycle_s
-    assert waiting * paper_profile.window_entry_bytes == pytest.approx(paper_profile.cache_entry_bytes, rel=0.03)
+    assert waiting * paper_profile.window_entry_bytes == pytest.approx(paper_profile.cache_entry_bytes, rel=0.06)
 
 
 def test_balanced_becomes_a_main_memory_join(paper_profile):

@@ -1,0 +1,152 @@
+"""Time the operators' kernels and the Arrow calls that they make."""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dovetail.kernels.multimap import MultiMap
+from dovetail.kernels.sorted_codes import lookup_sorted, make_fences
+from dovetail.model.costs import Curve
+
+_BLOCK_ROWS = 8192
+_BATCH_ROWS = 1 << 16
+_PAYLOAD_BYTES = 100
+_FENCE_STRIDE = 256
+# Most rows of R find no stream tuple waiting; most stream tuples that a cache is worth having for are served
+# by it.
+_WINDOW_HIT_RATIO = 0.1
+_CACHE_HIT_RATIO = 0.7
+
+
+def measure_cpu(table_entries: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """Measure every CPU factor of `CostFactors`; hash tables at the given sizes."""
+    tables = [(entries, _measure_table(entries, repeats)) for entries in table_entries]
+    curves: dict[str, Any] = {
+        name: Curve(tuple((float(entries), costs[name]) for entries, costs in tables)) for name in tables[0][1]
+    }
+    return curves | _measure_rows(repeats) | {"step_s": _measure_step(repeats)}
+
+
+def _measure_table(entries: int, repeats: int) -> dict[str, float]:
+    """Costs per operation on a window, and on a cache, of so many entries."""
+    generator = np.random.Generator(np.random.PCG64(entries))
+    window, cache = _Window(entries), MultiMap(entries)
+    chunk = max(1, min(entries // 2, _BLOCK_ROWS))
+    codes = generator.permutation(np.arange(entries, dtype=np.int64))
+    window.append(codes)
+    cache.insert(codes)
+    chunks = [generator.integers(0, entries, chunk, dtype=np.int64) for _ in range(repeats + 1)]
+    rows = generator.integers(0, int(entries / _WINDOW_HIT_RATIO), _BLOCK_ROWS, dtype=np.int64)
+    tuples = generator.integers(0, int(entries / _CACHE_HIT_RATIO), _BLOCK_ROWS, dtype=np.int64)
+    expire_s, append_s, probe_s, cache_probe_s = [], [], [], []
+    for new_codes in chunks:
+        expire_s.append(_seconds(lambda: window.index.remove_oldest(chunk)) / chunk)
+        append_s.append(_seconds(partial(window.append, new_codes)) / chunk)
+        probe_s.append(_seconds(lambda: window.index.probe(rows)) / _BLOCK_ROWS)
+        cache_probe_s.append(_seconds(lambda: cache.probe(tuples)) / _BLOCK_ROWS)
+    return {
+        # The first round compiles what is not compiled yet.
+        "probe_s": statistics.median(probe_s[1:]),
+        "cache_probe_s": statistics.median(cache_probe_s[1:]),
+        "expire_s": statistics.median(expire_s[1:]),
+        "append_s": statistics.median(append_s[1:]),
+    }
+
+
+def _measure_rows(repeats: int) -> dict[str, float]:
+    """Costs per row or tuple that do not depend on a hash table's size."""
+    generator = np.random.Generator(np.random.PCG64(7))
+    relation = _relation_batch(_BATCH_ROWS)
+    block = relation.slice(0, _BLOCK_ROWS)
+    stream = _stream_batch(_BATCH_ROWS)
+    results = 2048
+    stream_rows = pa.array(generator.integers(0, _BATCH_ROWS, results))
+    block_rows = pa.array(np.sort(generator.integers(0, _BLOCK_ROWS, results)))
+    relation_rows = pa.array(generator.integers(0, _BATCH_ROWS, results))
+    stored = np.arange(0, 4 * (1 << 18), 4, dtype=np.int64)
+    fences = make_fences(stored, _FENCE_STRIDE)
+    queries = generator.integers(0, int(stored[-1]), _BLOCK_ROWS, dtype=np.int64)
+    cached_codes = np.arange(results, dtype=np.int64)
+    cache = MultiMap(results)
+
+    def switch() -> None:
+        cache.clear()
+        cache.insert(cached_codes)
+        block.take(block_rows)
+
+    def output() -> pa.RecordBatch:
+        left, right = stream.take(stream_rows), block.take(block_rows)
+        return pa.RecordBatch.from_arrays([*left.columns, *right.columns[1:]], names=["k", "v", "q", "sk", "pay"])
+
+    def read_stream() -> NDArray[np.int64]:
+        taken: NDArray[np.int64] = np.ascontiguousarray(stream.slice(0, _BLOCK_ROWS).column(0).to_numpy())
+        return taken + 0
+
+    return {
+        "output_s": _median(output, repeats) / results,
+        "gather_s": _median(lambda: relation.take(relation_rows), repeats) / results,
+        "stream_read_s": _median(read_stream, repeats) / _BLOCK_ROWS,
+        "switch_s": _median(switch, repeats) / results,
+        "lookup_s": _median(lambda: lookup_sorted(fences, _FENCE_STRIDE, stored, queries), repeats) / _BLOCK_ROWS,
+    }
+
+
+def _measure_step(repeats: int) -> float:
+    """What is left of a step when it has one row and one tuple to work on: the calls themselves."""
+    window = _Window(16)
+    window.append(np.arange(8, dtype=np.int64))
+    relation, stream = _relation_batch(1), _stream_batch(1)
+    code, row = np.array([3], dtype=np.int64), pa.array([0])
+
+    def step() -> None:
+        window.index.remove_oldest(1)
+        window.append(code)
+        window.index.probe(code)
+        relation.take(row)
+        stream.take(row)
+
+    return _median(step, 10 * repeats)
+
+
+class _Window:
+    """A multi-map and the columns of 20-byte stream tuples beside it, as in the operators' windows."""
+
+    def __init__(self, capacity: int) -> None:
+        self.index = MultiMap(capacity)
+        self._columns = [np.zeros(self.index.ring_size, dtype) for dtype in (np.int64, np.int64, np.int32)]
+
+    def append(self, codes: NDArray[np.int64]) -> None:
+        positions = self.index.positions_of(self.index.insert(codes))
+        for column in self._columns:
+            column[positions] = codes
+
+
+def _relation_batch(rows: int) -> pa.RecordBatch:
+    numbers = np.arange(rows, dtype=np.int64)
+    letters = np.full(rows * _PAYLOAD_BYTES, ord("x"), dtype=np.uint8)
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(_PAYLOAD_BYTES)
+    payload = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(letters))
+    return pa.RecordBatch.from_arrays([pa.array(numbers), pa.array(numbers), payload], names=["k", "sk", "pay"])
+
+
+def _stream_batch(rows: int) -> pa.RecordBatch:
+    numbers = np.arange(rows, dtype=np.int64)
+    columns = [pa.array(numbers), pa.array(numbers), pa.array(numbers.astype(np.int32))]
+    return pa.RecordBatch.from_arrays(columns, names=["k", "v", "q"])
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def _median(action: Callable[[], object], repeats: int) -> float:
+    action()  # compiles what is not compiled yet, and touches the memory
+    return statistics.median(_seconds(action) for _ in range(repeats))

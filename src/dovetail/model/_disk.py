@@ -1,0 +1,109 @@
+"""Time reads of a file that was written for the purpose."""
+
+import contextlib
+import errno
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_SMALL_BLOCK = 64 * 1024
+_LARGE_BLOCK = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class DiskTimes:
+    """What a read costs: a call, a seek where it does not continue the last one, and the transfer."""
+
+    seek_s: float
+    bandwidth_bytes_per_s: float
+    read_call_s: float
+    is_direct: bool
+
+
+def measure_disk(directory: Path, size_bytes: int, *, bypass_page_cache: bool, reads: int) -> DiskTimes:
+    """Time sequential reads in small and in large blocks, and random reads in small ones.
+
+    Bypassing the page cache means direct I/O where the file system offers it; where it does not (memory file
+    systems), the file's pages are dropped before each pass instead.
+    """
+    size_bytes = max(size_bytes // _LARGE_BLOCK, 2) * _LARGE_BLOCK
+    with _scratch_file(directory, size_bytes) as path:
+        descriptor, is_direct = _open(path, bypass_page_cache)
+        try:
+            drops_pages = bypass_page_cache and not is_direct
+            # The buffer of a direct read must be aligned, which an anonymous mapping is.
+            with mmap.mmap(-1, _LARGE_BLOCK) as buffer:
+                generator = np.random.Generator(np.random.PCG64(1))
+                small_offsets = np.arange(0, size_bytes, _SMALL_BLOCK)[:reads]
+                large_offsets = np.arange(0, size_bytes, _LARGE_BLOCK)[:reads]
+                random_offsets = generator.permutation(np.arange(0, size_bytes, _SMALL_BLOCK))[:reads]
+                times = [
+                    _seconds_per_read(descriptor, buffer, block, offsets, drops_pages=drops_pages)
+                    for block, offsets in (
+                        (_SMALL_BLOCK, small_offsets),
+                        (_LARGE_BLOCK, large_offsets),
+                        (_SMALL_BLOCK, random_offsets),
+                    )
+                ]
+        finally:
+            os.close(descriptor)
+    small_s, large_s, random_s = times
+    # Two block sizes, two unknowns. On a loaded machine the small reads may come out slower per byte than the
+    # large ones by more than a call costs, or the other way round; neither unknown may become negative.
+    bandwidth = max((_LARGE_BLOCK - _SMALL_BLOCK) / max(large_s - small_s, 1e-9), _LARGE_BLOCK / large_s)
+    return DiskTimes(
+        seek_s=max(0.0, random_s - small_s),
+        bandwidth_bytes_per_s=bandwidth,
+        read_call_s=max(0.0, small_s - _SMALL_BLOCK / bandwidth),
+        is_direct=is_direct,
+    )
+
+
+@contextlib.contextmanager
+def _scratch_file(directory: Path, size_bytes: int) -> Iterator[Path]:
+    descriptor, name = tempfile.mkstemp(prefix="dovetail-calibration-", dir=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            # Not zeros: some devices and file systems do not store those.
+            block = np.random.Generator(np.random.PCG64(0)).bytes(_LARGE_BLOCK)
+            for _ in range(size_bytes // _LARGE_BLOCK):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        yield Path(name)
+    finally:
+        os.unlink(name)
+
+
+def _open(path: Path, bypass_page_cache: bool) -> tuple[int, bool]:
+    if bypass_page_cache and hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECT), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return os.open(path, os.O_RDONLY), False
+
+
+def _seconds_per_read(
+    descriptor: int, buffer: mmap.mmap, block_bytes: int, offsets: np.ndarray, *, drops_pages: bool
+) -> float:
+    if drops_pages and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    target = memoryview(buffer)[:block_bytes]
+    taken = []
+    try:
+        for offset in offsets.tolist():
+            started = time.perf_counter()
+            os.preadv(descriptor, [target], offset)
+            taken.append(time.perf_counter() - started)
+    finally:
+        target.release()
+    return statistics.median(taken)
