@@ -21,8 +21,8 @@ No match
     long as such codes turn up, each visit also looks for other waiting codes that should have been in its block and
     were not, which leave as well.
 Memory
-    One block, one batch of output, and the window, which gets the rest of the budget; with ``ordered``, held results.
-    The resident index belongs to the shard's reader.
+    The relation's resident index, one block, one batch of output, and the window, which gets the rest of the budget;
+    with ``ordered``, held results.
 What is emitted when
     inner: each pair when its row's block is read. semi: a tuple at its first match. left and anti: unmatched tuples at
     the end of the visit that found out. ``ordered``: a tuple stays in the window, done, until those before it are done.
@@ -39,6 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.operators.base import SemiStreamOperator
+from dovetail.operators.memory_plan import MemoryPlan, plan_memory
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import Positions
@@ -71,6 +72,8 @@ class _Visit:
         The lowest and highest code read so far.
     codes_met
         Codes that took part, ascending.
+    is_begun
+        Whether a block of it has been joined to the end.
     """
 
     code: int
@@ -80,6 +83,7 @@ class _Visit:
     low_code: int | None = None
     high_code: int | None = None
     codes_met: Int64Array = field(default_factory=lambda: _NO_CODES)
+    is_begun: bool = False
 
     def has_all_of(self, queries: Int64Array, starts: Int64Array, stops: Int64Array, count: int) -> BoolArray:
         """Which of ``count`` codes have all their ranges, as ``locate`` gives them, in this visit."""
@@ -99,6 +103,7 @@ class _Visit:
     def advance(self) -> None:
         """The block that was being joined is done."""
         _, stop = self.unread[0]
+        self.is_begun = True
         self.unread[:1] = [(self.block_stop, stop)] if self.block_stop < stop else []
 
 
@@ -124,10 +129,14 @@ class HybridJoin(SemiStreamOperator):
 
     def __init__(self, spec: JoinSpec) -> None:
         super().__init__(spec)
+        self._ledger.reserve("index", spec.shard.index_bytes)
         self._visit: _Visit | None = None
         self._seeks_unmatched = False
         # Codes between these two need no look into the index on arrival: the index does not exclude these two.
         self._placed_codes: Interval | None = None
+
+    def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
+        return plan_memory(spec, who=self.kind, other_bytes=spec.shard.index_bytes)
 
     # ---------------------------------------------------------------- the loop
 
@@ -137,7 +146,7 @@ class HybridJoin(SemiStreamOperator):
         if oldest is None:
             return
         # Read the oldest join attribute value from Q.
-        visit = self._visit = self._visit or self._visit_for(oldest[1])
+        visit = self._visit = self._unfinished or self._visit_for(oldest[1])
         while visit.unread:
             # Load a partition p of R into the disk buffer, using that value as an index.
             block = self._read_block(visit.unread[0][0], self._rows_to_read(visit))
@@ -149,11 +158,15 @@ class HybridJoin(SemiStreamOperator):
         # Delete all matched tuples from H and the corresponding nodes from Q.
         yield from self._finish(visit)
 
+    @property
+    def _unfinished(self) -> _Visit | None:
+        """The visit that was interrupted; one that has put nothing out yet is as good as none."""
+        visit = self._visit
+        return visit if visit is not None and (visit.is_begun or self._pairs_done) else None
+
     def _rows_to_read(self, visit: _Visit) -> int:
         start, stop = visit.unread[0]
-        if self._pairs_done:
-            stop = visit.block_stop
-        return min(self.block_rows, stop - start) if not self._pairs_done else stop - start
+        return visit.block_stop - start if self._pairs_done else min(self.block_rows, stop - start)
 
     def _matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> Int64Array | None:
         """Which candidate pairs are matches: of codes that take part in the visit, and with whatever else must hold."""
@@ -273,7 +286,7 @@ class HybridJoin(SemiStreamOperator):
     def _leave_done(self) -> Iterator[pa.RecordBatch]:
         """Ordered output: let the oldest tuples leave, as far as they are done."""
         window = self._window
-        if not self.spec.ordered or window is None or len(window) == 0 or self._visit is not None:
+        if not self.spec.ordered or window is None or len(window) == 0 or self._unfinished is not None:
             return
         is_waiting = ~window.is_done_at(window.live_positions())
         yield from self._leave_oldest(int(np.argmax(is_waiting)) if is_waiting.any() else is_waiting.size)
@@ -284,7 +297,7 @@ class HybridJoin(SemiStreamOperator):
         self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
     ) -> Iterator[pa.RecordBatch]:
         # What enters now has not met what an unfinished visit has read.
-        while self._visit is not None:
+        while self._unfinished is not None:
             if self.pending:
                 yield from self._one_step()
             else:
@@ -315,7 +328,7 @@ class HybridJoin(SemiStreamOperator):
     # ---------------------------------------------------------------- saving
 
     def _save(self) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-        visit = self._visit
+        visit = self._unfinished
         values: dict[str, Any] = {"seeks_unmatched": self._seeks_unmatched, "visit": None}
         if visit is None:
             return {}, values
@@ -326,6 +339,7 @@ class HybridJoin(SemiStreamOperator):
             "block_stop": visit.block_stop,
             "low_code": visit.low_code,
             "high_code": visit.high_code,
+            "is_begun": visit.is_begun,
         }
         return {"visit_codes": pa.table({"code": pa.array(visit.codes_met, pa.int64())})}, values
 
@@ -340,6 +354,7 @@ class HybridJoin(SemiStreamOperator):
                 low_code=saved["low_code"],
                 high_code=saved["high_code"],
                 codes_met=np.asarray(tables["visit_codes"].column("code").to_numpy(), np.int64),
+                is_begun=bool(saved["is_begun"]),
             )
         self._seeks_unmatched, self._visit = bool(values["seeks_unmatched"]), visit
 

@@ -146,7 +146,7 @@ def test_condition_without_equality_is_refused_with_the_operator_to_use():
 def interrupted(how="inner", ordered=False):
     """An operator that was given up in the middle of a visit of several pieces, what came out of it, and the rest."""
     keys = [1] * 3 + [5] * 30 + [6, 7]
-    spec = spec_for(shard_of(keys), how=how, block_rows=4, budget=6_000, ordered=ordered)
+    spec = spec_for(shard_of(keys), how=how, block_rows=4, budget=6_400, ordered=ordered)
     operator = HybridJoin(spec)
     rows = [{"k": key, "t": number} for number, key in enumerate([5, 1, 5, 6, 8, 5])]
     given = list(operator.offer(stream_batches(rows, on="k", schema=STREAM)[0]))
@@ -188,7 +188,7 @@ def test_block_size_may_change_in_the_middle_of_a_visit(block_rows):
 
 def test_shedding_drops_what_waits_and_keeps_the_rest_exact():
     keys = list(range(200))
-    spec = spec_for(shard_of(keys), block_rows=4, budget=4_000, shed=OldestFirst())
+    spec = spec_for(shard_of(keys), block_rows=4, budget=5_600, shed=OldestFirst())
     operator = HybridJoin(spec)
     rows = [{"k": (7 * number) % 200, "t": number} for number in range(300)]
     output = drive(operator, stream_batches(rows, on="k", schema=STREAM, seed=3, max_batch_rows=64))
