@@ -36,6 +36,10 @@ class SparkStartError(errors.PlanError):
     """Spark cannot be started as asked: no Java, an unknown master, a setting that it refuses."""
 
 
+class SparkFailure(Exception):  # noqa: N818 -- an error of Spark, as text
+    """The whole text of an error of Spark."""
+
+
 class Interrupted(Exception):  # noqa: N818 -- what happened, not an error
     """The user pressed Ctrl-C; the message says what became of the work."""
 
@@ -86,7 +90,7 @@ def failure_of(error: BaseException) -> Failure:
     >>> failure_of(ZeroDivisionError("division by zero")).message
     'ZeroDivisionError: division by zero'
     """
-    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+    if isinstance(error, SparkFailure) or type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
         return _failure_of_spark(error)
     code = next((code for kind, code in _CODE_OF_CLASS if isinstance(error, kind)), None)
     if isinstance(error, errors.DovetailError) and code is not None:

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from dovetail.cli.failures import SparkStartError, explain_spark
+from dovetail.cli.failures import SparkFailure, SparkStartError, explain_spark
 
 _QUIET = {
     "spark.log.level": "OFF",
@@ -41,6 +41,8 @@ def spark_session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSes
     ------
     SparkStartError
         There is no Java, or Spark refuses the master or a setting.
+    SparkFailure
+        Spark failed in the block; a ``SparkFailure`` outlives the session.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -54,6 +56,9 @@ def spark_session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSes
         gateway = _launch(conf, Path(scratch) / "spark.log")
         try:
             yield _connect(conf, gateway)
+        except (PySparkException, Py4JError) as error:
+            # Such an error asks the JVM for its text, which will be gone when somebody wants to print it.
+            raise SparkFailure(str(error)).with_traceback(error.__traceback__) from None
         finally:
             # A second Ctrl-C must not leave a half-stopped Spark; what follows takes a second or so, and is bounded.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
