@@ -118,10 +118,16 @@ def probe_into(
     row: Any,
     position: Any,
     remaining: Any,
+    cursor: Any,
+    before_cursor: Any,
+    from_cursor: Any,
     out_rows: Any,
-    out_positions: Any,
+    out_places: Any,
 ) -> Any:
-    """Write (row, ring position) of every entry of every code, oldest entry first, until the output is full.
+    """Write (row, place) of every entry of every code, oldest entry first, until the output is full.
+
+    An entry's place is its ring position plus `before_cursor` or, if the position is not below `cursor`, `from_cursor`:
+    0 for positions, the beginnings of two laps for sequence numbers.
 
     `remaining` entries of `row` are still to come, beginning at ring position `position`; 0 means that the row has
     not begun. Gives the number of pairs written and the place to go on from; the row is ``codes.size`` at the end.
@@ -133,7 +139,7 @@ def probe_into(
             if pair == limit:
                 return pair, row, position, remaining
             out_rows[pair] = row
-            out_positions[pair] = position
+            out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
             pair += 1
             remaining -= 1
             position = entries[2 * position + 1] & LOW_HALF
@@ -156,14 +162,14 @@ def probe_into(
             if count <= 1:
                 # Written in any case, and kept if the count says so: no branch to mispredict.
                 out_rows[pair] = start + i
-                out_positions[pair] = position
+                out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
                 pair += count
                 continue
             fitting = min(count, limit - pair)
             position = entries[2 * position + 1] & LOW_HALF
             for _ in range(fitting):
                 out_rows[pair] = start + i
-                out_positions[pair] = position
+                out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
                 pair += 1
                 position = entries[2 * position + 1] & LOW_HALF
             if fitting < count:

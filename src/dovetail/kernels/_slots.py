@@ -129,17 +129,18 @@ def find_block(
     after them are written to `next_homes` and asked for. `aside` is room for the numbers of a block.
     """
     line_count = slots.size // LINE
-    size = stop - start
-    next_size = min(size, codes.size - stop)
-    for i in range(next_size):
-        next_homes[i] = home_slot(codes[stop + i], line_count)
-    for i in range(next_size, size):
+    # Slices, because the compiler knows that an index from 0 on is not a negative one that counts from the end.
+    block = codes[start:stop]
+    next_block = codes[stop : 2 * stop - start]
+    for i in range(next_block.size):
+        next_homes[i] = home_slot(next_block[i], line_count)
+    for i in range(next_block.size, block.size):
         next_homes[i] = homes[i]
     put_aside: Any = 0
-    for i in range(size):
+    for i in range(block.size):
         prefetch(slots, LINE * np.int64(next_homes[i]))
         line = LINE * np.int64(homes[i])
-        matches = match_line(slots, line, codes[start + i]) & _CODES_OF_LINE
+        matches = match_line(slots, line, block[i]) & _CODES_OF_LINE
         # Without a match this reads the word of the line's last slot. It is 0, and the answer, unless the line is full.
         word = slots[line + lowest_bit(matches | (1 << (LINE - 2))) + 1]
         out_words[i] = word
@@ -150,7 +151,7 @@ def find_block(
         prefetch(slots, line if line < slots.size else 0)
     for j in range(put_aside):
         which = aside[j]
-        out_words[which] = _search_on(slots, LINE * (np.int64(homes[which]) + 1), codes[start + which])
+        out_words[which] = _search_on(slots, LINE * (np.int64(homes[which]) + 1), block[which])
 
 
 @njit(cache=True)

@@ -10,14 +10,17 @@ entries (16 for each of 1 1/16 ring positions). The spare positions are what let
 constant (amortised) time, however scattered the places are that removals left.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dovetail.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
 from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
 from dovetail.kernels._slots import count_slot_bytes, find_words, make_slots
+
+Integer = TypeVar("Integer", bound=np.signedinteger[Any])
 
 MAX_CAPACITY = 2_000_000_000
 _SPARE_SHARE = 16
@@ -30,6 +33,11 @@ class ProbeState(NamedTuple):
     position: int
     remaining: int
     revision: int
+
+
+# What the kernel needs to give ring positions as they are.
+_POSITIONS = (0, 0, 0)
+_BEGINNING = ProbeState(row=0, position=0, remaining=0, revision=0)
 
 
 class MultiMap:
@@ -154,38 +162,55 @@ class MultiMap:
 
     def probe(self, codes: Int64Array) -> tuple[Int32Array, Int64Array]:
         """Give all (row of `codes`, sequence number) pairs of equal codes: by row, then oldest first."""
-        rows, positions = self.probe_positions(codes)
-        return rows, self.seqs_at(positions)
+        if self._state[compiled.STALE]:
+            # Only the entries know their laps.
+            rows, positions = self.probe_positions(codes)
+            return rows, self.seqs_at(positions)
+        ring = self._ring_size
+        this_lap = int(self._state[compiled.NEXT_SEQ]) // ring * ring
+        cursor = int(self._state[compiled.NEXT_SEQ]) - this_lap
+        places = (cursor, this_lap + self._seq_base, this_lap - ring + self._seq_base)
+        return self._probe_all(codes, places, np.dtype(np.int64))
 
     def probe_positions(self, codes: Int64Array) -> tuple[Int32Array, Int32Array]:
         """Give the pairs of `probe` with ring positions (``seq % ring_size``) instead of sequence numbers.
 
         Cheaper than `probe` where only what is stored at the positions is wanted.
         """
+        return self._probe_all(codes, _POSITIONS, np.dtype(np.int32))
+
+    def _probe_all(
+        self, codes: Int64Array, places: tuple[int, int, int], dtype: np.dtype[Integer]
+    ) -> tuple[Int32Array, npt.NDArray[Integer]]:
         codes = as_codes(codes)
         # Room for one pair per row first: enough for most batches, and then each code is searched once.
-        rows, positions, row, position, remaining = self._probe_from(codes, 0, 0, 0, codes.size)
-        if row == codes.size:
-            return rows, positions
-        left = int(self.count(codes[row:]).sum(dtype=np.int64))
-        if remaining:
-            left -= int(self.count(codes[row : row + 1])[0]) - remaining
-        more_rows, more_positions, *_ = self._probe_from(codes, row, position, remaining, left)
-        return np.concatenate((rows, more_rows)), np.concatenate((positions, more_positions))
+        rows, found, state = self._probe_from(codes, _BEGINNING, codes.size, places, dtype)
+        if state.row == codes.size:
+            return rows, found
+        left = int(self.count(codes[state.row :]).sum(dtype=np.int64))
+        if state.remaining:
+            left -= int(self.count(codes[state.row : state.row + 1])[0]) - state.remaining
+        more_rows, more_found, _ = self._probe_from(codes, state, left, places, dtype)
+        return np.concatenate((rows, more_rows)), np.concatenate((found, more_found))
 
     def _probe_from(
-        self, codes: Int64Array, row: int, position: int, remaining: int, max_pairs: int
-    ) -> tuple[Int32Array, Int32Array, int, int, int]:
+        self,
+        codes: Int64Array,
+        state: ProbeState,
+        max_pairs: int,
+        places: tuple[int, int, int],
+        dtype: np.dtype[Integer],
+    ) -> tuple[Int32Array, npt.NDArray[Integer], ProbeState]:
         """Give at most `max_pairs` pairs from a place on, and the place to go on from."""
         rows = np.empty(max_pairs, dtype=np.int32)
-        positions = np.empty(max_pairs, dtype=np.int32)
+        found = np.empty(max_pairs, dtype=dtype)
         written, row, position, remaining = compiled.probe_into(
-            self._slots, self._entries, codes, row, position, remaining, rows, positions
+            self._slots, self._entries, codes, state.row, state.position, state.remaining, *places, rows, found
         )
         if written < max_pairs:
             # A copy, since a view would keep all of the larger arrays in memory.
-            rows, positions = rows[:written].copy(), positions[:written].copy()
-        return rows, positions, int(row), int(position), int(remaining)
+            rows, found = rows[:written].copy(), found[:written].copy()
+        return rows, found, ProbeState(int(row), int(position), int(remaining), self._revision)
 
     def probe_limited(
         self, codes: Int64Array, state: ProbeState | None, max_pairs: int
@@ -223,15 +248,11 @@ class MultiMap:
             raise ValueError(f"A probe must be allowed at least 1 pair per call, not {max_pairs}.")
         codes = as_codes(codes)
         if state is None:
-            state = ProbeState(row=0, position=0, remaining=0, revision=self._revision)
+            state = _BEGINNING
         elif state.revision != self._revision:
             raise ValueError("The MultiMap has changed since this probe began; begin a new one.")
-        rows, positions, row, position, remaining = self._probe_from(
-            codes, state.row, state.position, state.remaining, max_pairs
-        )
-        is_finished = row == codes.size
-        next_state = None if is_finished else ProbeState(row, position, remaining, self._revision)
-        return rows, self.seqs_at(positions), next_state
+        rows, positions, state = self._probe_from(codes, state, max_pairs, _POSITIONS, np.dtype(np.int32))
+        return rows, self.seqs_at(positions), None if state.row == codes.size else state
 
     def count(self, codes: Int64Array) -> Int32Array:
         """Give the number of live entries of each code."""
