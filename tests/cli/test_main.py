@@ -1,6 +1,7 @@
 """The command itself: version, help, mistakes, defects."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,3 +104,24 @@ def test_ctrl_c_while_looking_is_exit_code_130(
     monkeypatch.setattr(dt.Relation, "open", interrupt)
     assert main(["relation", "info", "r", "--json"]) == 130
     assert json.loads(capfd.readouterr().out)["error"]["class"] == "Interrupted"
+
+
+def test_ctrl_c_before_a_command_has_begun_is_told_once(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dovetail.cli.relation.reporting", interrupt)
+    shown = run_here("relation", "info", "r")
+    assert (shown.code, shown.out, shown.err) == (130, "", "Interrupted.\n")
+    shown = run_here("relation", "info", "r", "--json")
+    assert (shown.code, shown.error["class"], shown.err) == (130, "Interrupted", "")
+
+
+def test_reader_that_goes_away_is_exit_code_141(command: list[str], environment: Callable[..., dict[str, str]]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    finished = subprocess.run(
+        [*command, "--version", "--json"], stdout=writer, stderr=subprocess.PIPE, env=environment(), check=False
+    )
+    os.close(writer)
+    assert (finished.returncode, finished.stderr) == (141, b"")

@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     RELATION = 3
     CONFLICT = 4
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class SourceError(errors.PlanError):

@@ -11,7 +11,7 @@ import typer
 
 import dovetail
 from dovetail.cli import relation
-from dovetail.cli.failures import ExitCode, Failure
+from dovetail.cli.failures import ExitCode, Failure, failure_of
 from dovetail.cli.options import Json
 from dovetail.cli.output import output_for
 
@@ -68,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The arguments could not be parsed, so whether JSON is wanted is read off them as they are.
         _report_usage(error, as_json="--json" in given)
         return ExitCode.REQUEST
-    except typer.Abort:
-        return ExitCode.INTERRUPTED
+    if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):
+        # typer's own answer to Ctrl-C, before a command has begun: nobody has said anything yet.
+        output_for(as_json="--json" in given).failure(failure_of(KeyboardInterrupt()))
     return int(code or ExitCode.OK)
 
 

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.failures import Failure
+from dovetail.cli.failures import ExitCode, Failure
 from dovetail.memory import format_bytes
 
 Document = Mapping[str, Any]
@@ -35,12 +35,21 @@ def output_for(as_json: bool) -> "Output":
     return JsonOutput() if as_json else TextOutput()
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave quietly when the reader has gone (``| head``), with the code that the shell gives other programs."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(ExitCode.BROKEN_PIPE) from None
+
+
 class Output(ABC):
     """One method per kind of result. Documents are plain data, so that both forms say the same."""
 
     def __init__(self) -> None:
-        self.results = Console(file=sys.stdout, highlight=False)
-        self.messages = Console(file=sys.stderr, highlight=False)
+        self.results = _Console(file=sys.stdout, highlight=False)
+        self.messages = _Console(file=sys.stderr, highlight=False)
 
     @abstractmethod
     def version(self, version: str) -> None:

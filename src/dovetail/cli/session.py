@@ -48,8 +48,7 @@ def spark_session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSes
     if active is not None:
         yield active
         return
-    # PySpark logs every failed query as JSON on standard error, whatever the JVM's level is.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    _silence_python_side()
     previous_handler = signal.getsignal(signal.SIGINT)
     with tempfile.TemporaryDirectory(prefix="dovetail-spark-", ignore_cleanup_errors=True) as scratch:
         conf = _configuration(master, settings, scratch)
@@ -64,6 +63,14 @@ def spark_session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSes
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _stop(gateway)
             signal.signal(signal.SIGINT, previous_handler)
+
+
+def _silence_python_side() -> None:
+    """Keep PySpark and py4j from logging to the terminal: what went wrong is told once, by the command."""
+    # Failed queries, as JSON, by a handler of its own.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    # Interrupted calls, through the root logger, which prints where nobody has given it a handler.
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _configuration(master: str, settings: Mapping[str, str], scratch: str) -> SparkConf:
