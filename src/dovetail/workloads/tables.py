@@ -19,9 +19,7 @@ from dovetail.workloads.zipf import Zipf
 
 __all__ = ["make_relation_table", "make_stream_batch", "relation_batches"]
 
-RELATION_SCHEMA = pa.schema(
-    [pa.field("k", pa.int64()), pa.field("sk", pa.int64()), pa.field("pay", pa.string())]
-)
+RELATION_SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("sk", pa.int64()), pa.field("pay", pa.string())])
 STREAM_SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("q", pa.int32())])
 
 # Key and surrogate key take 8 bytes each, the payload's offset 4.
@@ -81,9 +79,7 @@ def relation_batches(
     return _generate_batches(rows, row_bytes - _BYTES_BESIDE_PAYLOAD, seed, rows_per_key)
 
 
-def _generate_batches(
-    rows: int, payload_bytes: int, seed: int, rows_per_key: int
-) -> Iterator[pa.RecordBatch]:
+def _generate_batches(rows: int, payload_bytes: int, seed: int, rows_per_key: int) -> Iterator[pa.RecordBatch]:
     for start in range(0, rows, _ROWS_PER_BATCH):
         count = min(_ROWS_PER_BATCH, rows - start)
         row_numbers = np.arange(start, start + count, dtype=np.int64)
@@ -137,9 +133,7 @@ def make_stream_batch(
         raise PlanError(f"unmatched_share={unmatched_share}: a share lies between 0 and 1.")
     if isinstance(keys, Zipf):
         if rows is None:
-            raise PlanError(
-                "A batch drawn from a distribution needs its number of rows.", hint="Pass rows=..."
-            )
+            raise PlanError("A batch drawn from a distribution needs its number of rows.", hint="Pass rows=...")
         codes = keys.sample(rows)
     else:
         codes = np.asarray(keys, dtype=np.int64)

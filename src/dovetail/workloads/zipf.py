@@ -114,9 +114,7 @@ class Zipf:
         [1, 1, 2, 2]
         """
         numbers = np.ascontiguousarray(uniforms, dtype=np.float64)
-        ranks: NDArray[np.int64] = _invert(
-            numbers, self.n, self.exponent, self._total, self._head_sums, self._guide
-        )
+        ranks: NDArray[np.int64] = _invert(numbers, self.n, self.exponent, self._total, self._head_sums, self._guide)
         return ranks
 
     def codes_of(self, ranks: ArrayLike) -> NDArray[np.int64]:
@@ -155,9 +153,7 @@ class Zipf:
         """
         kept = min(max(float(top_k), 0.0), float(self.n))
         whole = int(kept)
-        sums = _sums_at(
-            np.array([whole, min(whole + 1, self.n)], dtype=np.int64), self.exponent, self._head_sums
-        )
+        sums = _sums_at(np.array([whole, min(whole + 1, self.n)], dtype=np.int64), self.exponent, self._head_sums)
         return float((sums[0] + (kept - whole) * (sums[1] - sums[0])) / self._total)
 
     def hit_curve(self, rows_per_code: float = 1.0) -> Callable[[float], float]:
@@ -215,9 +211,7 @@ class _Mixer:
     def permute(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         # Wrapping around is what mixing means; numpy warns of it where the function is not compiled.
         with np.errstate(over="ignore"):
-            permuted: NDArray[np.int64] = _permute(
-                values, self._n, self._bits, self._multipliers, self._increments
-            )
+            permuted: NDArray[np.int64] = _permute(values, self._n, self._bits, self._multipliers, self._increments)
         return permuted
 
 
