@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from dovetail import errors
 
 if TYPE_CHECKING:
+    from dovetail.model import calibrate
     from dovetail.relation import Relation, SimulatedDisk
 
 __version__ = "0.1.0"
 
-__all__ = ["Relation", "SimulatedDisk", "__version__", "errors"]
+__all__ = ["Relation", "SimulatedDisk", "__version__", "calibrate", "errors"]
 
-_HOME = {"Relation": "dovetail.relation", "SimulatedDisk": "dovetail.relation"}
+_HOME = {"Relation": "dovetail.relation", "SimulatedDisk": "dovetail.relation", "calibrate": "dovetail.model"}
 
 
 def __getattr__(name: str) -> Any:
