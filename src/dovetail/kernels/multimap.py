@@ -217,6 +217,28 @@ class MultiMap:
     ) -> tuple[Int32Array, Int64Array, ProbeState | None]:
         """Give the next pairs of `probe`, at most `max_pairs` of them, and the state to go on with.
 
+        Takes and raises what `probe_positions_limited` does.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> window = MultiMap(3)
+        >>> _ = window.insert(np.array([5, 5, 5]))
+        >>> rows, seqs, state = window.probe_limited(np.array([5]), None, max_pairs=2)
+        >>> seqs.tolist(), state is None
+        ([0, 1], False)
+        >>> rows, seqs, state = window.probe_limited(np.array([5]), state, max_pairs=2)
+        >>> seqs.tolist(), state is None
+        ([2], True)
+        """
+        rows, positions, state = self.probe_positions_limited(codes, state, max_pairs)
+        return rows, self.seqs_at(positions), state
+
+    def probe_positions_limited(
+        self, codes: Int64Array, state: ProbeState | None, max_pairs: int
+    ) -> tuple[Int32Array, Int32Array, ProbeState | None]:
+        """Give the next pairs of `probe_positions`, at most `max_pairs` of them, and the state to go on with.
+
         Parameters
         ----------
         codes
@@ -237,11 +259,11 @@ class MultiMap:
         >>> import numpy as np
         >>> window = MultiMap(3)
         >>> _ = window.insert(np.array([5, 5, 5]))
-        >>> rows, seqs, state = window.probe_limited(np.array([5]), None, max_pairs=2)
-        >>> seqs.tolist(), state is None
+        >>> rows, positions, state = window.probe_positions_limited(np.array([5]), None, max_pairs=2)
+        >>> positions.tolist(), state is None
         ([0, 1], False)
-        >>> rows, seqs, state = window.probe_limited(np.array([5]), state, max_pairs=2)
-        >>> seqs.tolist(), state is None
+        >>> rows, positions, state = window.probe_positions_limited(np.array([5]), state, max_pairs=2)
+        >>> positions.tolist(), state is None
         ([2], True)
         """
         if max_pairs < 1:
@@ -252,7 +274,7 @@ class MultiMap:
         elif state.revision != self._revision:
             raise ValueError("The MultiMap has changed since this probe began; begin a new one.")
         rows, positions, state = self._probe_from(codes, state, max_pairs, _POSITIONS, np.dtype(np.int32))
-        return rows, self.seqs_at(positions), None if state.row == codes.size else state
+        return rows, positions, None if state.row == codes.size else state
 
     def count(self, codes: Int64Array) -> Int32Array:
         """Give the number of live entries of each code."""
@@ -363,6 +385,20 @@ class MultiMap:
         seqs = np.empty(positions.size, dtype=np.int64)
         compiled.seqs_at_positions(self._entries, self._state, positions, seqs)
         return self._public(seqs)
+
+    def codes_left_at(self, positions: Int64Array) -> Int64Array:
+        """Give the codes of entries that were removed from ring positions, as long as nothing was inserted since.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> window = MultiMap(4)
+        >>> positions = window.positions_of(window.insert(np.array([5, 9])))
+        >>> _ = window.remove_oldest(2)
+        >>> window.codes_left_at(positions).tolist()
+        [5, 9]
+        """
+        return self._entries[2 * positions]
 
     def positions_of(self, seqs: Int64Array) -> Int64Array:
         """Give the ring positions of entries: ``seq % ring_size``."""
