@@ -1,7 +1,8 @@
 """Columns whose Spark type has no Arrow form, on their way into a relation and back.
 
-Spark hands every type to Python as Arrow data except intervals of years and months, which travel as a number of months,
-and calendar intervals, which Spark itself refuses to store.
+Spark hands every type to Python as Arrow data, with three exceptions. Intervals of years and months travel as a number
+of months. The type that has no value but NULL travels as a boolean: in structs inside arrays, Spark gives its Arrow
+arrays a wrong length. Calendar intervals are refused, as by Spark itself.
 """
 
 from collections.abc import Callable
@@ -49,6 +50,8 @@ def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
     match kind:
         case T.YearMonthIntervalType():
             return T.IntegerType()
+        case T.NullType():
+            return T.BooleanType()
         case T.CalendarIntervalType():
             raise SchemaError(
                 f"column {where!r} is a calendar interval, which Spark cannot store either: cast it to an interval of "
@@ -98,6 +101,8 @@ def _encode(column: Column, kind: T.DataType) -> Column:
             full = column.cast("interval year to month")
             years, months = F.extract(F.lit("YEAR"), full), F.extract(F.lit("MONTH"), full)
         return (years * 12 + months).cast("int")
+    if isinstance(kind, T.NullType):
+        return F.lit(None).cast("boolean")
     return _rebuild(column, kind, _encode)
 
 
@@ -106,6 +111,8 @@ def _decode(column: Column, kind: T.DataType) -> Column:
         return column
     if isinstance(kind, T.YearMonthIntervalType):
         return F.make_ym_interval(F.lit(0), column).cast(kind)
+    if isinstance(kind, T.NullType):
+        return F.lit(None)
     return _rebuild(column, kind, _decode)
 
 

@@ -6,6 +6,7 @@ what it wrote; the driver puts the rows together and commits. A task that Spark 
 names, and only those of the attempt whose row arrived are named by the version.
 """
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -64,6 +65,8 @@ class DataFrameSource:
             .select(SHARD_COLUMN, CODE_COLUMN, *map(_column, columns))
             .repartitionById(shards, F.col(SHARD_COLUMN))
             .sortWithinPartitions(F.col(CODE_COLUMN).asc_nulls_first())
+            # mapInArrow looks its columns up by unquoted names: a dot or a backtick in one would be syntax to it.
+            .toDF(*(f"c{number}" for number in range(len(columns) + 2)))
         )
         task = partial(_write_partition, root, operation, base.to_json())
         receipts = rows.mapInArrow(task, RECEIPT_SCHEMA)
@@ -94,7 +97,8 @@ def read(relation: Relation, spark: SparkSession) -> DataFrame:
 def spark_schema(relation: Relation) -> T.StructType:
     """A relation's columns as a Spark schema."""
     if relation.spark_schema is not None:
-        return T.StructType.fromJson(relation.spark_schema)
+        # A copy: fromJson takes the collations out of what it is given.
+        return T.StructType.fromJson(copy.deepcopy(relation.spark_schema))
     return from_arrow_schema(relation.schema)
 
 
@@ -109,12 +113,14 @@ def _write_partition(
     root: str, operation: Operation, base_json: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     base = Manifest.from_json(base_json, "the base version")
-    first = next((batch for batch in batches if batch.num_rows), None)
+    names = [SHARD_COLUMN, CODE_COLUMN, *(base.key if operation == "delete" else base.schema.names)]
+    named = (batch.rename_columns(names) for batch in batches if batch.num_rows)
+    first = next(named, None)
     if first is None:
         return
     number = first.column(SHARD_COLUMN)[0].as_py()
     try:
-        shard = write_shard(ShardTask(root, number, operation, base), _without_shard(first, batches, number))
+        shard = write_shard(ShardTask(root, number, operation, base), _without_shard(first, named, number))
         receipt = {"shard": asdict(shard)}
     except DovetailError as error:
         # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
@@ -126,7 +132,7 @@ def _write_partition(
 def _without_shard(first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
     yield first.drop_columns([SHARD_COLUMN])
     for batch in batches:
-        if batch.num_rows and batch.column(SHARD_COLUMN)[0].as_py() != number:
+        if batch.column(SHARD_COLUMN)[0].as_py() != number:
             raise InternalError(f"rows of several shards reached the task of shard {number}.")
         yield batch.drop_columns([SHARD_COLUMN])
 
