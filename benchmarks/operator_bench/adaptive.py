@@ -1,0 +1,32 @@
+"""Section ``auto``: the strategy that chooses by itself against each of the others."""
+
+from operator_bench.harness import Data, DiskName, Report, rate_of
+
+_EXPONENTS = (0.0, 0.5, 1.0)
+_BUDGETS = (1.0, 5.0, 10.0)
+_DISKS: tuple[DiskName, ...] = ("simulated", "direct", "memory")
+# Index nested loops is behind mesh everywhere; section `inl` measures by how much.
+_OTHERS = ("mesh", "hybrid", "balanced")
+
+
+def auto_against_the_best(data: Data, report: Report) -> None:
+    """Every point of exponent x budget x disk."""
+    for disk_name in _DISKS:
+        report.heading(f"auto / best of {', '.join(_OTHERS)}, {disk_name}, shuffled (bar: at least 0.9)")
+        for percent in _BUDGETS:
+            for exponent in _EXPONENTS:
+                rates = {
+                    kind: rate_of(data, kind, disk_name, percent, data.stream(exponent, "shuffled")).tuples_per_s
+                    for kind in ("auto", *_OTHERS)
+                }
+                best = max(_OTHERS, key=lambda kind: rates[kind])
+                ratio = rates["auto"] / rates[best]
+                report.add(
+                    "auto",
+                    f"{disk_name} {percent:g} % exponent {exponent:g}",
+                    ratio,
+                    ">= 0.9",
+                    ratio >= 0.9,
+                    best=best,
+                    **rates,
+                )

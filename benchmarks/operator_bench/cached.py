@@ -1,0 +1,141 @@
+"""Sections ``balanced`` and ``nomatch``: what a cache of join values gains and holds, what unmatched tuples cost."""
+
+import gc
+import multiprocessing
+from pathlib import Path
+
+from dovetail.errors import PlanError
+from dovetail.memory import Budget
+from dovetail.model import optimal_cache_share, tune
+from dovetail.operators import OPERATORS, join_spec
+from operator_bench.harness import Data, DiskUnderTest, Report, Sizes, consume, make_operator, rate_of, steady_rate
+
+_BUDGETS = (1.0, 5.0, 10.0)
+# What the SSBJ paper reports over MESHJOIN; more than its own memory model allows.
+_PAPER_GAIN = "7-8"
+_RATES = (50_000, 100_000)
+
+
+def balanced_against_mesh(data: Data, report: Report) -> None:
+    """SSBJ over MESHJOIN on the papers' disk, its memory for a rate, and what it really holds."""
+    report.heading("balanced / mesh, simulated disk, exponent 1, shuffled (bar: 90 % of what the memory model allows)")
+    profile = data.profile(data.stream(1.0, "shuffled").zipf)
+    assert profile.hit_curve is not None
+    # A cached row takes the room of its entry beside its bytes, as a waiting tuple does; the ratio is what counts.
+    for percent in _BUDGETS:
+        budget_bytes = data.budget(percent).total_bytes
+        _, optimum = optimal_cache_share(
+            budget_bytes=budget_bytes, cache_entry_bytes=profile.cache_entry_bytes, hit_curve=profile.hit_curve
+        )
+        _, declared = optimal_cache_share(
+            budget_bytes=budget_bytes, cache_entry_bytes=profile.relation_row_bytes, hit_curve=profile.hit_curve
+        )
+        mesh = rate_of(data, "mesh", "simulated", percent, data.stream(1.0, "shuffled"))
+        balanced = rate_of(data, "balanced", "simulated", percent, data.stream(1.0, "shuffled"))
+        gain = balanced.tuples_per_s / mesh.tuples_per_s
+        report.add(
+            "balanced",
+            f"gain at {percent:g} %",
+            gain,
+            f">= {0.9 * optimum:.2f}",
+            gain >= 0.9 * optimum,
+            optimum=optimum,
+            optimum_at_declared_bytes=declared,
+            paper=_PAPER_GAIN,
+            balanced_per_s=balanced.tuples_per_s,
+            mesh_per_s=mesh.tuples_per_s,
+        )
+    _memory_for_a_rate(data, report)
+    _memory_held(data, report)
+
+
+def _memory_for_a_rate(data: Data, report: Report) -> None:
+    report.heading("balanced, memory for a required rate, simulated disk, exponent 1 (bar: serves it with 1.1 times)")
+    disk = DiskUnderTest("simulated")
+    for rate in _RATES:
+        stream = data.stream(1.0, "shuffled")
+        try:
+            plan = tune(
+                "balanced",
+                profile=data.profile(stream.zipf),
+                factors=data.factors_for(disk),
+                objective="memory",
+                rate=rate,
+            )
+        except PlanError as error:
+            print(f"  {rate:,} tuples/s: {error}")
+            continue
+        budget = Budget(int(1.1 * plan.total_bytes))
+        spec = join_spec(data.relation, data.stream_schema, budget=budget, block_rows=plan.block_rows, io=disk.io)
+        measured = steady_rate(OPERATORS["balanced"](spec), stream, disk, data.sizes.max_seconds)
+        report.add(
+            "balanced",
+            f"{rate:,} tuples/s with 1.1 x {plan.total_bytes:,} bytes",
+            measured.tuples_per_s / rate,
+            ">= 1",
+            measured.tuples_per_s >= rate,
+            served_per_s=measured.tuples_per_s,
+        )
+
+
+def _memory_held(data: Data, report: Report) -> None:
+    report.heading("size() against its components and the growth of the process (bar: within 10 %)")
+    for kind in ("mesh", "hybrid", "balanced"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            size, components, growth = pool.apply(_grow, (data.directory, data.sizes, kind))
+        difference = abs(growth / size - 1)
+        report.add(
+            "balanced",
+            f"{kind} at 10 %",
+            difference,
+            "<= 0.1, components exact",
+            difference <= 0.1 and size == sum(components.values()),
+            size=size,
+            grown_by=growth,
+            **components,
+        )
+
+
+def _grow(directory: Path, sizes: Sizes, kind: str) -> tuple[int, dict[str, int], int]:
+    """In a process of its own: fill an operator, and compare what it says with what the process has."""
+    data = Data(directory, sizes)
+    # Everything is compiled and loaded by a small operator first.
+    for percent in (1.0, 10.0):
+        gc.collect()
+        before = _resident_bytes()
+        stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("memory")
+        operator = make_operator(data, kind, disk, percent, stream, block_rows=4_096)
+        while operator.metrics.tuples_left < operator.window_capacity // 4:
+            consume(operator.offer(stream.next()))
+        gc.collect()
+        growth = _resident_bytes() - before
+        size, components = operator.size(), operator.sizes()
+        del operator
+    return size, components, growth
+
+
+def _resident_bytes() -> int:
+    """Memory of this process that is not a mapped file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status does not tell RssAnon.")
+
+
+def unmatched_against_matched(data: Data, report: Report) -> None:
+    """The same stream with keys that lie between those of the relation."""
+    report.heading("unmatched / matched stream, simulated disk, exponent 1, shuffled (bar: at least 1)")
+    for kind in ("balanced", "auto"):
+        for percent in _BUDGETS[1:]:
+            matched = rate_of(data, kind, "simulated", percent, data.stream(1.0, "shuffled"))
+            unmatched = rate_of(data, kind, "simulated", percent, data.stream(1.0, "shuffled", is_matched=False))
+            ratio = unmatched.tuples_per_s / matched.tuples_per_s
+            report.add(
+                "nomatch",
+                f"{kind} at {percent:g} %",
+                ratio,
+                ">= 1",
+                ratio >= 1,
+                unmatched_per_s=unmatched.tuples_per_s,
+                matched_per_s=matched.tuples_per_s,
+            )
