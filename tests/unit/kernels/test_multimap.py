@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dovetail.errors import BudgetError, InternalError
+from dovetail.kernels import _multimap_kernels as compiled
+from dovetail.kernels._slots import SLOTS_PER_LINE
+from dovetail.kernels._vector import LINE
+from dovetail.kernels.hashing import home_slot
 from dovetail.kernels.multimap import MultiMap
 
 INT64 = np.iinfo(np.int64)
@@ -210,6 +214,43 @@ def test_insert_finds_room_while_an_ancient_entry_and_holes_remain():
     assert window.probe(codes_array([-7]))[1].tolist() == ancient.tolist()
     kept = window.live_seqs()
     assert window.remove_oldest(window.capacity).tolist() == kept.tolist()
+
+
+def test_a_number_from_an_earlier_round_is_given_while_its_entry_lives_and_forgotten_after():
+    window = MultiMap(8)
+    (ancient,) = window.insert(codes_array([5])).tolist()
+    while window.next_seq <= 3 * window.ring_size:
+        # Each lives for less than a round, so that the ancient entry is the only one that the writer has passed.
+        window.insert(codes_array([6]))
+        window.remove_codes(codes_array([6]))
+    assert window._state[compiled.STALE] == 1
+    assert window.probe(codes_array([5]))[1].tolist() == [ancient]
+    window.remove_codes(codes_array([5]))
+    assert window._state[compiled.STALE] == 0, "probes need not read entries any more"
+    younger = window.insert(codes_array([5, 7, 5])).tolist()
+    assert window.probe(codes_array([5]))[1].tolist() == [younger[0], younger[2]]
+
+
+@pytest.mark.parametrize("max_load", [0.5, 0.9])
+def test_codes_that_run_over_the_end_of_the_table_go_on_at_its_beginning(max_load):
+    window = MultiMap(24, max_load)
+    line_count = window._slots.size // LINE
+    homes = {code: int(home_slot(np.int64(code), line_count)) for code in range(2000)}
+    last = max(homes.values())
+    # Enough to fill the lines from their home to the end of the table, and then some.
+    wanted = (line_count - last) * SLOTS_PER_LINE + 6
+    crowd = [code for code, home in homes.items() if home == last][:wanted]
+    assert len(crowd) == wanted <= window.capacity
+    seqs = dict(zip(crowd, window.insert(codes_array(crowd)).tolist(), strict=True))
+    assert window._slots[1] != 0, "the first slot is taken by a code that ran over"
+    absent = [code for code, home in homes.items() if home == last][wanted : wanted + 5]
+    rng = np.random.default_rng(13)
+    for gone in rng.permutation(crowd).tolist():
+        rows, found = window.probe(codes_array([*crowd, *absent]))
+        assert found.tolist() == [seq for code, seq in seqs.items()]
+        assert rows.tolist() == [crowd.index(code) for code in seqs]
+        assert window.remove_codes(codes_array([gone])).tolist() == [seqs.pop(gone)]
+    assert not window._slots[1::2].any(), "all slots are empty again"
 
 
 def test_oldest_is_found_across_rounds_of_which_nothing_is_left():
