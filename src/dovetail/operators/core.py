@@ -131,7 +131,8 @@ class JoinCore:
     def _account_window(self) -> None:
         """Tidy up the window and bring its account up to date."""
         if self._window is not None:
-            self._window.tidy(self._ledger.free_bytes)
+            if self._has_paged_columns:
+                self._window.tidy(self._ledger.free_bytes)
             self._window_account.resize(self._window.nbytes + self._matcher.nbytes)
 
     def _replan(self, spec: JoinSpec) -> None:

@@ -86,7 +86,7 @@ def plan_memory(
     block_rows = spec.block_rows
     if block_rows is None:
         extra_rows = int(usable // _BLOCK_SHARE / relation_row_bytes)
-        block_rows = max(1, min(fewest_block_rows + extra_rows, _MAX_BLOCK_ROWS, max(1, spec.shard.num_rows)))
+        block_rows = _rounded(max(1, min(fewest_block_rows + extra_rows, _MAX_BLOCK_ROWS, spec.shard.num_rows)))
     block_bytes = int(block_rows * relation_row_bytes)
     extra_rows = int(usable // _OUTPUT_SHARE / output_row_bytes)
     output_rows = min(_FEWEST_ROWS + extra_rows, MAX_BATCH_ROWS)
@@ -98,6 +98,11 @@ def plan_memory(
         output_bytes=output_bytes,
         window_bytes=total - block_bytes - output_bytes - other_bytes if has_window else 0,
     )
+
+
+def _rounded(rows: int) -> int:
+    """The power of two below: such blocks lie within the relation's record batches, and need no copy to be one."""
+    return 1 << (rows.bit_length() - 1)
 
 
 def _window_bytes(spec: JoinSpec, capacity: int, bytes_per_tuple: int) -> int:

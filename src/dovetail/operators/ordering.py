@@ -24,10 +24,10 @@ class _Piece:
     tickets: Int64Array
     is_pinned: bool
     start: int = 0
+    nbytes: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.batch.nbytes) + self.tickets.nbytes
+    def __post_init__(self) -> None:
+        self.nbytes = int(self.batch.nbytes) + self.tickets.nbytes
 
     @property
     def waiting(self) -> Int64Array:

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import Positions, TupleStore
@@ -51,6 +52,7 @@ class OutputPlan:
         names = keys + [name for name in stream.names if name not in keys]
         self._stream_columns = [stream.get_field_index(name) for name in names]
         self._relation_columns = [relation.get_field_index(name) for name in spec.relation_columns]
+        self._needs_whole_rows = self._relation_columns == list(range(len(relation)))
         fields = [stream.field(number) for number in self._stream_columns]
         for number in self._relation_columns:
             column = relation.field(number)
@@ -97,13 +99,20 @@ class OutputPlan:
         return mask
 
     def joined(
-        self, side: StreamSide, positions: Positions, relation: pa.RecordBatch, rows: Positions
+        self, side: StreamSide, positions: Positions, relation: pa.RecordBatch, rows: Positions | None
     ) -> pa.RecordBatch:
-        """The output rows of pairs; a row number of -1 stands for a relation row of NULLs."""
+        """The output rows of pairs; a row number of -1 stands for a relation row of NULLs.
+
+        Without row numbers, the relation's rows are those of the pairs already.
+        """
         columns = side.gather(positions, self._stream_columns)
-        if self._relation_columns:
-            taken = pa.array(rows, mask=rows < 0) if rows.size and int(rows.min()) < 0 else pa.array(rows)
-            columns += [relation.column(number).take(taken) for number in self._relation_columns]
+        if rows is None:
+            columns += [relation.column(number) for number in self._relation_columns]
+        elif self._relation_columns:
+            may_lack = self._spec.how == "left" and rows.size > 0
+            taken = pa.array(rows, mask=rows < 0) if may_lack and int(rows.min()) < 0 else pa.array(rows)
+            needed = relation if self._needs_whole_rows else relation.select(self._relation_columns)
+            columns += pc.take(needed, taken, boundscheck=False).columns
         return record_batch(columns, self.schema, positions.size)
 
     def unmatched(self, side: StreamSide, positions: Positions) -> pa.RecordBatch:

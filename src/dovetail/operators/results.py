@@ -78,7 +78,7 @@ class Results:
         side: StreamSide,
         positions: Positions,
         relation: pa.RecordBatch,
-        rows: Positions,
+        rows: Positions | None,
         tickets: Int64Array | None = None,
         is_pinned: bool = False,
         on_progress: Progress = _no_progress,
@@ -90,7 +90,7 @@ class Results:
         side, positions
             Where the stream's half is, and which tuples.
         relation, rows
-            Where the relation's half is, and which rows.
+            Where the relation's half is, and which rows; None: its rows are those of the pairs, one by one.
         tickets
             The tuples' arrival numbers; needed for ordered output.
         is_pinned
@@ -100,6 +100,8 @@ class Results:
         """
 
         def build(start: int, stop: int) -> pa.RecordBatch:
+            if rows is None:
+                return self.plan.joined(side, positions[start:stop], relation.slice(start, stop - start), None)
             return self.plan.joined(side, positions[start:stop], relation, rows[start:stop])
 
         return self._give(positions.size, build, tickets, is_pinned, on_progress)
@@ -122,30 +124,36 @@ class Results:
     def _give(
         self, count: int, build: Build, tickets: Int64Array | None, is_pinned: bool, on_progress: Progress
     ) -> Iterator[pa.RecordBatch]:
-        for start, stop, batch in self._bounded(count, build):
+        for start, stop, batch, size_bytes in self._bounded(count, build):
             if not self.is_ordered:
                 on_progress(stop)
-                yield from self._hand_out(batch)
+                yield from self._hand_out(batch, size_bytes)
                 continue
             assert tickets is not None, "ordered output needs tickets"
             # Pinned results come in the order of their tickets: what is above the last of them is not answered yet.
             up_to = None if stop == count or not is_pinned else int(tickets[stop - 1])
             yield from self._give_in_order(batch, tickets[start:stop], is_pinned, up_to, partial(on_progress, stop))
 
-    def _bounded(self, count: int, build: Build) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Build batches of at most `max_rows` rows that fit what is free of the budget."""
+    def _bounded(self, count: int, build: Build) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
+        """Build batches of at most `max_rows` rows that fit what is free of the budget; give their bytes, too."""
         start, size = 0, min(count, self.max_rows)
         while start < count:
             stop = min(start + size, count)
             batch = build(start, stop)
-            if batch.nbytes > self._ledger.free_bytes and stop - start > 1:
+            size_bytes = self._bytes_of(batch)
+            if size_bytes > self._ledger.free_bytes and stop - start > 1:
                 size = (stop - start) // 2
                 continue
-            yield start, stop, batch
+            yield start, stop, batch, size_bytes
             start = stop
 
-    def _hand_out(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        self._output_account.resize(int(batch.nbytes))
+    def _bytes_of(self, batch: pa.RecordBatch) -> int:
+        # Counting whole buffers is far cheaper than counting what is used of them, and mostly the same.
+        buffer_bytes = int(batch.get_total_buffer_size())
+        return buffer_bytes if buffer_bytes <= self._ledger.free_bytes else int(batch.nbytes)
+
+    def _hand_out(self, batch: pa.RecordBatch, size_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        self._output_account.resize(int(batch.nbytes) if size_bytes is None else size_bytes)
         self.metrics.output_rows += batch.num_rows
         try:
             yield batch

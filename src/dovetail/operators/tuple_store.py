@@ -9,6 +9,7 @@ tuple of it is left.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from dovetail.errors import InternalError
 
-__all__ = ["TupleStore", "copy_of"]
+__all__ = ["TupleStore", "copy_of", "spread"]
 
 Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -54,6 +55,7 @@ class TupleStore:
                 self._paged[index] = _PagedColumn(column.type, ring_size)
         # One bit per fixed column and tuple, eight columns to a plane.
         self._null_planes = np.zeros((_plane_count(len(self._fixed)), ring_size), np.uint8)
+        self._has_nulls = False  # as long as there never was one, nothing needs to be looked up
         self._null_bit = {index: divmod(order, 8) for order, index in enumerate(self._fixed)}
 
     @staticmethod
@@ -98,6 +100,7 @@ class TupleStore:
             if bit == 0:
                 nulls[target] = 0
             if column.null_count:
+                self._has_nulls = True
                 nulls[target] |= _null_bytes(column) << np.uint8(bit)
         for index, paged in self._paged.items():
             paged.write(positions, batch.column(index))
@@ -111,13 +114,29 @@ class TupleStore:
                 columns.append(self._paged[index].gather(positions))
                 continue
             plane, bit = self._null_bit[index]
-            if plane not in planes:
+            if plane not in planes and not self._has_nulls:
+                planes[plane] = None
+            elif plane not in planes:
                 nulls = np.take(self._null_planes[plane], positions, mode="clip")
                 planes[plane] = nulls if nulls.any() else None
             gathered, nulls_here = np.take(self._fixed[index], positions, mode="clip"), planes[plane]
             is_null = None if nulls_here is None else (nulls_here >> np.uint8(bit)) & np.uint8(1)
             columns.append(fixed_array(self.schema.field(index).type, gathered, is_null))
         return columns
+
+    def move(self, positions: Positions, ring_size: int) -> None:
+        """Go over to another ring, in which the tuple at ``positions[i]`` is at i; one column after the other."""
+        for index in self._fixed:
+            # The old column is let go before the new one is made.
+            kept = self._fixed[index][positions]
+            self._fixed[index] = kept
+            self._fixed[index] = spread(kept, ring_size)
+        planes = self._null_planes[:, positions]
+        self._null_planes = np.zeros((planes.shape[0], ring_size), np.uint8)
+        self._null_planes[:, : planes.shape[1]] = planes
+        for paged in self._paged.values():
+            paged.move(positions, ring_size)
+        self._ring_size = ring_size
 
     def release(self, positions: Positions) -> None:
         """The tuples at these positions are gone."""
@@ -238,6 +257,10 @@ class _PagedColumn:
         self._pages = [page for page in self._pages if page.live]
         self._pages_nbytes = sum(page.nbytes for page in self._pages)
 
+    def move(self, positions: Positions, ring_size: int) -> None:
+        self._row_at = self._row_at[positions]
+        self._row_at = spread(self._row_at, ring_size)
+
     def merge_bytes(self) -> int:
         return sum(page.nbytes for page in self._pages[self._first_to_merge() :])
 
@@ -290,6 +313,13 @@ class _PagedColumn:
     def _page_of(self, rows: Int64Array) -> npt.NDArray[np.intp]:
         starts = np.array([page.first_row for page in self._pages], np.int64)
         return np.searchsorted(starts, rows, side="right") - 1
+
+
+def spread(kept: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    """An array of this length that begins with the given values; zeros follow."""
+    longer = np.zeros(length, kept.dtype)
+    longer[: kept.size] = kept
+    return longer
 
 
 def _storage_dtype(kind: pa.DataType) -> np.dtype[np.generic]:

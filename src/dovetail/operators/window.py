@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.errors import InternalError
+from dovetail.kernels.bits import set_bits
 from dovetail.kernels.multimap import MultiMap, ProbeState
-from dovetail.operators.tuple_store import Positions, TupleStore
+from dovetail.operators.tuple_store import Positions, TupleStore, spread
 
 __all__ = ["Chunk", "StreamWindow"]
 
@@ -28,6 +29,10 @@ _MATCHED_BYTES = 1
 _MATCHED, _DONE = np.uint8(1), np.uint8(2)
 _TICKET_BYTES = 8
 _ARROW_SLACK_BYTES = 1024  # paddings and headers of small arrays, so that tiny budgets stay true
+
+
+_RESIZE_BYTES = 4 + 8
+_MOVED_TOGETHER = 256
 
 
 @dataclass
@@ -173,8 +178,9 @@ class StreamWindow:
         self, codes: Int64Array, state: ProbeState | None, max_pairs: int
     ) -> tuple[Int32Array, Positions, ProbeState | None]:
         """The next pairs (row of ``codes``, position) of equal codes: by row, then the oldest tuple first."""
-        rows, seqs, state = self.index.probe_limited(codes, state, max_pairs)
-        return rows, self.index.positions_of(seqs), state
+        rows, positions, state = self.index.probe_positions_limited(codes, state, max_pairs)
+        # Several columns are gathered at these positions, and numpy would convert them for each.
+        return rows, positions.astype(np.int64), state
 
     def gather(self, positions: Positions, columns: list[int]) -> list[pa.Array]:
         """The columns with these numbers of the tuples at the positions, in the order asked for."""
@@ -188,6 +194,10 @@ class StreamWindow:
         """The codes of waiting tuples."""
         return self.index.codes_of(self.index.seqs_at(np.asarray(positions, np.int64)))
 
+    def codes_left_at(self, positions: Positions) -> Int64Array:
+        """The codes of tuples that have just left, until the next insertion."""
+        return self.index.codes_left_at(np.asarray(positions, np.int64))
+
     def tickets_at(self, positions: Positions) -> Int64Array:
         """The arrival numbers of tuples."""
         return self._tickets[positions]
@@ -198,7 +208,7 @@ class StreamWindow:
 
     def mark_matched(self, positions: Positions) -> None:
         """These tuples have found a match."""
-        self._is_matched[positions] |= _MATCHED
+        set_bits(self._is_matched, positions, _MATCHED)
 
     def is_done_at(self, positions: Positions) -> BoolArray:
         """Whether tuples have met all their rows and stay for the sake of their turn only."""
@@ -206,7 +216,7 @@ class StreamWindow:
 
     def mark_done(self, positions: Positions) -> None:
         """These tuples have met all their rows."""
-        self._is_matched[positions] |= _DONE
+        set_bits(self._is_matched, positions, _DONE)
 
     def clear_matches(self) -> None:
         """No tuple has found a match: for joins in which those that have, leave."""
@@ -311,6 +321,38 @@ class StreamWindow:
             )
             start += chunk.live
         return other
+
+    def resize(self, capacity: int) -> None:
+        """Change the capacity, moving one column after the other: for a moment, `resize_bytes` more are held."""
+        seqs = self.index.live_seqs()
+        np.remainder(seqs, self.index.ring_size, out=seqs)
+        positions = seqs.astype(np.int32)
+        del seqs
+        codes = self.index.codes_left_at(positions)
+        self.index = MultiMap(1)  # lets the old one go before the new one is made
+        self.index = MultiMap(capacity)
+        for start in range(0, codes.size, _MOVED_TOGETHER):
+            self.index.insert(codes[start : start + _MOVED_TOGETHER])
+        del codes
+        ring_size = self.index.ring_size
+        self._store.move(positions, ring_size)
+        self._is_matched = spread(self._is_matched[positions], ring_size)
+        if self.has_tickets:
+            self._tickets = spread(self._tickets[positions], ring_size)
+        last_seq = -1
+        for chunk in self.chunks:
+            last_seq += chunk.live
+            chunk.last_seq = last_seq
+
+    @property
+    def resize_bytes(self) -> int:
+        """Bytes that `resize` needs for a moment: positions, and codes or a column."""
+        return _RESIZE_BYTES * len(self) + 8 * _MOVED_TOGETHER
+
+    @staticmethod
+    def resizable_within(free_bytes: int) -> int:
+        """How many tuples may wait for `resize` to need no more than this."""
+        return max(0, free_bytes - 8 * _MOVED_TOGETHER) // _RESIZE_BYTES
 
     # ---------------------------------------------------------------- saving
 

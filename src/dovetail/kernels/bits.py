@@ -1,0 +1,31 @@
+"""Flags of single entries, set in place at many positions."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+UInt8Array = npt.NDArray[np.uint8]
+Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+
+
+@njit(cache=True)
+def _set_bits(flags: Any, positions: Any, bits: Any) -> None:
+    for i in range(positions.size):
+        flags[positions[i]] |= bits
+
+
+def set_bits(flags: UInt8Array, positions: Positions, bits: np.uint8) -> None:
+    """Set bits of the flags at these positions, in place; positions may repeat.
+
+    Examples
+    --------
+    >>> flags = np.array([0, 4, 0], np.uint8)
+    >>> set_bits(flags, np.array([1, 1, 2]), np.uint8(1))
+    >>> flags.tolist()
+    [0, 5, 1]
+    """
+    if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= flags.size):
+        raise IndexError(f"A position is outside of the {flags.size} flags.")
+    _set_bits(flags, positions, bits)
