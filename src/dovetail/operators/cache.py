@@ -1,0 +1,345 @@
+"""The cache: relation rows kept in memory under their join value (SSBJ's hash table H_R).
+
+A join value is in the cache with all its rows or not at all, or as *negative*: known to have no row. The rows of a
+value lie one after the other in one of a few Arrow batches, the *pages*; a `ValueTable` has, in one slot per value,
+where they begin, how many there are and how often they were asked for. So a batch of stream tuples is answered by one
+probe and one `take` per page.
+
+Memory
+    Pages and table, counted to the byte; rows of values that were evicted count until their page is rewritten. `tidy`
+    rewrites pages, never needing more than a given number of bytes for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.errors import InternalError
+from dovetail.kernels.sorted_codes import expand_ranges
+from dovetail.kernels.value_table import MAX_COUNT, MAX_ROW, Values, ValueTable
+from dovetail.operators.tuple_store import Positions
+
+__all__ = ["CacheProbe", "RelationCache", "bytes_of_rows"]
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+_PADDING_BYTES = 64  # what Arrow may add to a buffer
+_GARBAGE_SHARE = 4  # a page is rewritten when this part of it is garbage
+_GROWTH = 8  # the table grows by this part, so that negative entries do not rebuild it one by one
+
+
+@dataclass(frozen=True)
+class CacheProbe:
+    """What the cache knows of a batch of codes.
+
+    Attributes
+    ----------
+    found
+        Slots of the codes in the cache; -1: not there. Good until the cache changes.
+    first_rows, counts
+        The codes' cached rows; a count of 0 where the code is not there, or is known to have no row.
+    """
+
+    found: Int64Array
+    first_rows: Int64Array
+    counts: Int64Array
+
+    @property
+    def is_miss(self) -> BoolArray:
+        """Which codes are not in the cache."""
+        return np.asarray(self.found < 0, np.bool_)
+
+    def __len__(self) -> int:
+        return int(self.found.size)
+
+    def part(self, start: int, stop: int) -> "CacheProbe":
+        """The same for some of the codes."""
+        return CacheProbe(self.found[start:stop], self.first_rows[start:stop], self.counts[start:stop])
+
+
+@dataclass
+class _Page:
+    first_row: int
+    rows: pa.RecordBatch
+    live: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, first_row: int, rows: pa.RecordBatch) -> "_Page":
+        return cls(first_row, rows, rows.num_rows, bytes_of_rows(rows))
+
+    @property
+    def stop_row(self) -> int:
+        return self.first_row + int(self.rows.num_rows)
+
+
+class RelationCache:
+    """Relation rows by join value.
+
+    Parameters
+    ----------
+    schema
+        The columns that are kept. Without any, only the numbers of rows are.
+
+    Examples
+    --------
+    >>> cache = RelationCache(pa.schema({"city": pa.string()}))
+    >>> rows = pa.record_batch({"city": ["Oslo", "Bergen", "Rome"]})
+    >>> cache.insert(np.array([2, 2, 1]), [rows], frequencies=np.array([0, 0]))
+    >>> cache.insert_negative(np.array([9]))
+    >>> probe = cache.probe(np.array([9, 2, 5]))
+    >>> probe.is_miss.tolist(), probe.counts.tolist()
+    ([False, False, True], [0, 2, 0])
+    >>> pairs, cached = expand_ranges(probe.first_rows, probe.counts.astype(np.int32))
+    >>> pairs.tolist(), cache.gather_in_order(cached).column("city").to_pylist()
+    ([1, 1], ['Oslo', 'Bergen'])
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._table: ValueTable | None = None
+        self._pages: list[_Page] = []
+
+    def __len__(self) -> int:
+        return 0 if self._table is None else len(self._table)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether values have rows here, and not only a number of them."""
+        return len(self.schema) > 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the values in the cache."""
+        return sum(page.live for page in self._pages)
+
+    @property
+    def num_pages(self) -> int:
+        """Batches that the rows are in."""
+        return len(self._pages)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: rows, also of values that were evicted until their page is rewritten, and the table."""
+        return sum(page.nbytes for page in self._pages) + self.table_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the table."""
+        return 0 if self._table is None else self._table.nbytes
+
+    # ---------------------------------------------------------------- answering
+
+    def probe(self, codes: Int64Array) -> CacheProbe:
+        """Look up a batch of codes."""
+        if self._table is None:
+            nothing = np.zeros(codes.size, np.int64)
+            return CacheProbe(np.full(codes.size, -1, np.int64), nothing, nothing)
+        found = self._table.find(codes)
+        # A slot of -1 reads some other value's numbers, which are then wiped out.
+        is_there = found >= 0
+        return CacheProbe(found, self._table.rows_at(found), np.where(is_there, self._table.counts_at(found), 0))
+
+    def observe(self, found: Int64Array) -> None:
+        """Count that slots which `probe` gave were asked for."""
+        if self._table is not None:
+            self._table.observe(found)
+
+    def gather(self, rows: Positions) -> tuple[Int64Array | None, pa.RecordBatch]:
+        """Rows in the order that costs least: row i of the batch is the one asked for at ``order[i]``.
+
+        An order of None means the order asked for.
+        """
+        if len(self._pages) == 1:
+            page = self._pages[0]
+            return None, page.rows.take(pa.array(rows - page.first_row))
+        starts = np.array([page.first_row for page in self._pages], np.int64)
+        numbers = np.searchsorted(starts, rows, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], np.arange(len(self._pages) + 1))
+        parts = [
+            page.rows.take(pa.array(rows[order[low:high]] - page.first_row))
+            for page, low, high in zip(self._pages, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+            if low < high
+        ]
+        if len(parts) == 1:
+            return order, parts[0]
+        return order, pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema=self.schema)
+
+    def gather_in_order(self, rows: Positions) -> pa.RecordBatch:
+        """Rows in the order asked for."""
+        order, taken = self.gather(rows)
+        if order is None:
+            return taken
+        back = np.empty(order.size, np.int64)
+        back[order] = np.arange(order.size)
+        return taken.take(pa.array(back))
+
+    # ---------------------------------------------------------------- what is in it
+
+    def values(self) -> Values:
+        """Every value: its code, first row, number of rows and frequency."""
+        if self._table is None:
+            nothing = np.empty(0, np.int64)
+            return Values(nothing, nothing, nothing, nothing)
+        return self._table.items()
+
+    def reset_frequencies(self) -> None:
+        """Begin counting anew."""
+        if self._table is not None:
+            self._table.reset_frequencies()
+
+    # ---------------------------------------------------------------- changing
+
+    def table_growth_bytes(self, values: int) -> int:
+        """Bytes that the table would take more if so many values were added; while it moves, both exist."""
+        if self._table is not None and len(self) + values <= self._table.capacity:
+            return 0
+        return ValueTable.nbytes_of(self._capacity_for(values)) - self.table_bytes
+
+    def insert(self, row_codes: Int64Array, batches: list[pa.RecordBatch], frequencies: Int64Array) -> None:
+        """Add values with all their rows.
+
+        Parameters
+        ----------
+        row_codes
+            The rows' codes. Rows of one value lie side by side.
+        batches
+            The rows, in memory of their own; each becomes a page, so that a value's rows must all be in one of them.
+            The list is emptied.
+        frequencies
+            What to begin counting with, per value in the order in which they come.
+        """
+        is_first = np.ones(row_codes.size, np.bool_)
+        np.not_equal(row_codes[1:], row_codes[:-1], out=is_first[1:])
+        starts = np.flatnonzero(is_first)
+        counts = np.diff(np.append(starts, row_codes.size))
+        if counts.size and int(counts.max()) > MAX_COUNT:
+            raise InternalError(f"A join value with {int(counts.max())} rows was to be cached; {MAX_COUNT} can be.")
+        first = self._place_for(row_codes.size) if self.keeps_rows else 0
+        self._reserve(counts.size)
+        assert self._table is not None
+        rows = starts + first if self.keeps_rows else np.zeros(starts.size, np.int64)
+        self._table.put(row_codes[starts], rows, counts, frequencies)
+        while batches and self.keeps_rows:
+            batch = batches.pop(0)
+            if batch.num_rows:
+                self._pages.append(_Page.of(first, batch))
+                first += batch.num_rows
+        self._pages.sort(key=lambda page: page.first_row)
+
+    def insert_counts(self, codes: Int64Array, counts: Int64Array, frequencies: Int64Array | int = 0) -> None:
+        """Add values of which only the number of rows is kept."""
+        if codes.size:
+            self._reserve(codes.size)
+            assert self._table is not None
+            self._table.put(codes, 0, counts, frequencies)
+
+    def insert_negative(self, codes: Int64Array, frequencies: Int64Array | int = 0) -> None:
+        """Add values that have no row; each once."""
+        self.insert_counts(codes, np.zeros(codes.size, np.int64), frequencies)
+
+    def evict(self, codes: Int64Array) -> int:
+        """Remove values with all their rows, and give how many were there."""
+        if self._table is None or codes.size == 0:
+            return 0
+        probe = self.probe(codes)
+        if self.keeps_rows:
+            starts = np.array([page.first_row for page in self._pages], np.int64)
+            with_rows = probe.counts > 0
+            numbers = np.searchsorted(starts, probe.first_rows[with_rows], side="right") - 1
+            gone = np.bincount(numbers, weights=probe.counts[with_rows], minlength=len(self._pages))
+            for page, rows in zip(self._pages, gone.astype(np.int64).tolist(), strict=True):
+                page.live -= rows
+            self._pages = [page for page in self._pages if page.live]
+        evicted = int(np.count_nonzero(self._table.remove(codes)))
+        if len(self._table) == 0:
+            self.clear()
+        return evicted
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._table, self._pages = None, []
+
+    # ---------------------------------------------------------------- care
+
+    def tidy(self, free_bytes: int) -> None:
+        """Rewrite pages that are partly garbage, join small ones and shrink the table, as far as there is room to copy.
+
+        Parameters
+        ----------
+        free_bytes
+            What may be held besides, for a moment.
+        """
+        for page in list(self._pages):
+            rows = page.rows.num_rows
+            if rows - page.live > rows // _GARBAGE_SHARE and page.nbytes * page.live // rows <= free_bytes:
+                self._rewrite([page])
+        while len(smallest := self._to_join(free_bytes)) > 1:
+            self._rewrite(smallest)
+        table = self._table
+        smaller = self._capacity_for(0)
+        if table is not None and table.capacity > 2 * smaller and ValueTable.nbytes_of(smaller) <= free_bytes:
+            self._table = table.resized(smaller)
+
+    def _to_join(self, free_bytes: int) -> list[_Page]:
+        """Pages to be made one: the smallest ones, unless the largest of them is larger than the others together."""
+        by_size = sorted(self._pages, key=lambda page: page.nbytes)
+        for last in range(len(by_size) - 1, 0, -1):
+            smaller_bytes = sum(page.nbytes for page in by_size[:last])
+            if by_size[last].nbytes < 2 * smaller_bytes and smaller_bytes + by_size[last].nbytes <= free_bytes:
+                return by_size[: last + 1]
+        return []
+
+    def _rewrite(self, pages: Sequence[_Page]) -> None:
+        """Make one page of the live rows of some."""
+        assert self._table is not None
+        chosen = {id(page) for page in pages}
+        codes, rows, counts, frequencies = self._table.items()
+        starts = np.array([page.first_row for page in self._pages], np.int64)
+        numbers = np.searchsorted(starts, rows, side="right") - 1
+        is_chosen = np.array([id(page) in chosen for page in self._pages])
+        moving = np.flatnonzero((counts > 0) & is_chosen[np.maximum(numbers, 0)])
+        moving = moving[np.argsort(rows[moving], kind="stable")]
+        _, taken = expand_ranges(rows[moving], counts[moving].astype(np.int32))
+        _, batch = self.gather(taken)
+        offsets = np.cumsum(counts[moving]) - counts[moving]
+        self._pages = [page for page in self._pages if id(page) not in chosen]
+        first = self._place_for(batch.num_rows)
+        self._table.put(codes[moving], offsets + first, counts[moving], frequencies[moving])
+        self._pages.append(_Page.of(first, batch))
+        self._pages.sort(key=lambda page: page.first_row)
+
+    # ---------------------------------------------------------------- helpers
+
+    def _capacity_for(self, more: int) -> int:
+        wanted = len(self) + more
+        return max(4, wanted + wanted // _GROWTH)
+
+    def _reserve(self, values: int) -> None:
+        """Make sure that so many more values fit the table."""
+        if self._table is None:
+            self._table = ValueTable(self._capacity_for(values))
+        elif len(self._table) + values > self._table.capacity:
+            self._table = self._table.resized(self._capacity_for(values))
+
+    def _place_for(self, rows: int) -> int:
+        """Where so many row numbers are free."""
+        place = 0
+        for page in self._pages:
+            if page.first_row - place >= rows:
+                return place
+            place = page.stop_row
+        if place + rows > MAX_ROW:
+            raise InternalError(f"A cache numbers at most {MAX_ROW} rows.")
+        return place
+
+
+def bytes_of_rows(rows: pa.RecordBatch) -> int:
+    """Bytes that a batch in memory of its own holds, paddings included."""
+    buffers = [buffer for column in rows.columns for buffer in column.buffers() if buffer is not None]
+    in_buffers = sum(int(buffer.size) for buffer in buffers)
+    return max(in_buffers, int(rows.nbytes)) + _PADDING_BYTES * len(buffers)
