@@ -76,13 +76,6 @@ def test_upsert_as_json_is_one_document_and_silent_otherwise(run: Run, relation:
     assert (shown.document["version"], shown.document["rows_before"], shown.document["rows"]) == (4, 148, 1000)
 
 
-def test_delete_as_text_is_silent_on_standard_error(run: Run, relation: dt.Relation, tmp_path: Path) -> None:
-    (tmp_path / "gone.csv").write_text("id\n10\n11\n")
-    shown = run("relation", "delete", relation.path, "gone.csv", "--option", "header=true", *SPARK)
-    assert (shown.code, shown.err) == (0, "")
-    assert "148 -> 146" in shown.out
-
-
 def test_malformed_source_is_one_clear_line_without_java(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("id,city\n1,Rome\n2,Oslo,extra\n")
     shown = run("relation", "build", "r", "bad.csv", "--on", "id", "--option", "header=true", *SPARK)
@@ -101,28 +94,57 @@ def test_spark_that_cannot_start_is_exit_code_2(run: Run, source: Path, tmp_path
     assert "Java" in shown.error["hint"]
 
 
-def test_ctrl_c_ends_a_build_cleanly_and_commits_nothing(
+def processes_of(directory: Path) -> list[str]:
+    """The command lines of all processes that work in a directory."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and (process / "cwd").readlink() == directory:
+                found.append((process / "cmdline").read_text())
+        except OSError:  # it has ended, or is not ours to look at
+            continue
+    return found
+
+
+@pytest.fixture
+def interrupted_build(
     command: list[str], environment: Callable[..., dict[str, str]], tmp_path: Path, source: Path
-) -> None:
-    build = [*command, "relation", "build", "r", str(source), "--on", "id", *SPARK]
-    with subprocess.Popen(
-        build,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        text=True,
-        start_new_session=True,
-    ) as process:
-        # The lock is taken right before the job; the job then has to start Python workers, which takes far longer than
-        # it takes to notice the lock.
-        while not (tmp_path / "r" / "writer.lock").exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group, Spark's processes included
-        out, err = process.communicate()
-    assert (process.returncode, out) == (130, "")
-    assert err == "Interrupted: nothing was committed, r has no version yet.\n"
+) -> Callable[[Callable[[], bool]], tuple[int, str, str]]:
+    """Press Ctrl-C in a build as soon as a condition holds; gives exit code, output and messages."""
+
+    def interrupt_when(is_time: Callable[[], bool]) -> tuple[int, str, str]:
+        build = [*command, "relation", "build", "r", str(source), "--on", "id", *SPARK]
+        with subprocess.Popen(
+            build,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+            start_new_session=True,
+        ) as process:
+            while not is_time():
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group, Spark's processes included
+            out, err = process.communicate()
+        return process.returncode, out, err
+
+    return interrupt_when
+
+
+def test_ctrl_c_ends_a_build_cleanly_and_commits_nothing(interrupted_build: Run, tmp_path: Path, source: Path) -> None:
+    # The lock is taken right before the job; the job then has to start Python workers, which takes far longer than it
+    # takes to notice the lock.
+    code, out, err = interrupted_build((tmp_path / "r" / "writer.lock").exists)
+    assert (code, out, err) == (130, "", "Interrupted: nothing was committed, r has no version yet.\n")
     assert not list((tmp_path / "r" / "versions").glob("*.json"))
+    assert processes_of(tmp_path) == []
     table = pq.read_table(source)
     assert dt.Relation.build(table, tmp_path / "r", on="id").version == 1, "the path is not usable afterwards"
+
+
+def test_ctrl_c_while_spark_starts_leaves_no_process_behind(interrupted_build: Run, tmp_path: Path) -> None:
+    code, out, err = interrupted_build(lambda: any("SparkSubmit" in line for line in processes_of(tmp_path)))
+    assert (code, out, err) == (130, "", "Interrupted: nothing was committed, r has no version yet.\n")
+    assert processes_of(tmp_path) == []

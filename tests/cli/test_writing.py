@@ -84,6 +84,9 @@ def test_json_lines_and_deletion_by_key(run_here: Run, tmp_path: Path) -> None:
     document = run_here("relation", "delete", "r", "gone.jsonl", "--json").document
     assert (document["operation"], document["rows_before"], document["rows"]) == ("delete", 4, 3)
     assert set(cities("r")) == {0, 2, 3}
+    (tmp_path / "gone.csv").write_text("id\n2\n")
+    shown = run_here("relation", "delete", "r", "gone.csv", "--option", "header=true")
+    assert (shown.code, shown.err, "3 -> 2" in shown.out) == (0, "", True)
 
 
 def test_schema_names_the_columns_of_a_file_that_does_not(run_here: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,40 @@ def _launch(conf: SparkConf, log_path: Path) -> Any:
         )
     with open(log_path, "wb") as log:
         try:
-            return launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
+            with _interrupts_deferred() as was_interrupted:
+                gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": subprocess.STDOUT})
         except PySparkException as error:
             raise SparkStartError(
                 f"Spark did not start: {_last_line(log_path) or explain_spark(error)}",
                 hint="Check JAVA_HOME (Java 17 or newer), --master and --conf.",
             ) from error
+    if was_interrupted():
+        _stop(gateway)
+        raise KeyboardInterrupt
+    return gateway
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[Callable[[], bool]]:
+    """Let a first Ctrl-C wait for the end of a block; what is given tells whether there was one.
+
+    A JVM whose launcher is interrupted finds nobody to report to and, instead of ending, stays behind for good. A
+    second Ctrl-C is obeyed at once all the same, for somebody whose JVM hangs.
+    """
+    previous_handler = signal.getsignal(signal.SIGINT)
+    interrupts = 0
+
+    def remember(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: interrupts > 0
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def _connect(conf: SparkConf, gateway: Any) -> SparkSession:
