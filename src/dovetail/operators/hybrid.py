@@ -74,6 +74,8 @@ class _Visit:
         Codes that took part, ascending.
     is_begun
         Whether a block of it has been joined to the end.
+    positions_met
+        The tuples that took part, where they are few and all of them are known; None where they must be looked up.
     """
 
     code: int
@@ -84,6 +86,7 @@ class _Visit:
     high_code: int | None = None
     codes_met: Int64Array = field(default_factory=lambda: _NO_CODES)
     is_begun: bool = False
+    positions_met: Positions | None = None
 
     def has_all_of(self, queries: Int64Array, starts: Int64Array, stops: Int64Array, count: int) -> BoolArray:
         """Which of ``count`` codes have all their ranges, as ``locate`` gives them, in this visit."""
@@ -147,6 +150,7 @@ class HybridJoin(SemiStreamOperator):
             return
         # Read the oldest join attribute value from Q.
         visit = self._visit = self._unfinished or self._visit_for(oldest[1])
+        visit.positions_met = None
         while visit.unread:
             # Load a partition p of R into the disk buffer, using that value as an index.
             block = self._read_block(visit.unread[0][0], self._rows_to_read(visit))
@@ -177,18 +181,48 @@ class HybridJoin(SemiStreamOperator):
         is_first = np.ones(codes.size, np.bool_)
         np.not_equal(codes[1:], codes[:-1], out=is_first[1:])
         distinct = codes[is_first]
-        takes_part = visit.has_all_of(*self.spec.shard.locate(distinct), distinct.size)
-        visit.codes_met = np.union1d(visit.codes_met, distinct[takes_part])
-        kept = None
-        if not takes_part.all():
-            kept = np.flatnonzero(takes_part[np.cumsum(is_first) - 1])
+        takes_part = self._takes_part(visit, distinct)
+        kept = None if takes_part.all() else np.flatnonzero(takes_part[np.cumsum(is_first) - 1])
         if self.spec.ordered:
             still = np.arange(rows.size) if kept is None else kept
             kept = still[~window.is_done_at(positions[still])]
+        self._note_met(visit, block, distinct[takes_part], rows, positions, kept)
         if kept is None:
             return super()._matches(block, rows, positions)
         verified = super()._matches(block, rows[kept], positions[kept])
         return kept if verified is None else kept[verified]
+
+    def _takes_part(self, visit: _Visit, codes: Int64Array) -> BoolArray:
+        """Which codes, all of one block and in its order, have all their rows in the visit."""
+        shard = self.spec.shard
+        if shard.num_segments == 1:
+            # Codes and positions ascend together: if the first and the last code take part, so do those between.
+            ends = codes[[0, -1]]
+            if visit.has_all_of(*shard.locate(ends), 2).all():
+                return np.ones(codes.size, np.bool_)
+        return visit.has_all_of(*shard.locate(codes), codes.size)
+
+    def _note_met(
+        self,
+        visit: _Visit,
+        block: RelationBlock,
+        codes: Int64Array,
+        rows: Positions,
+        positions: Positions,
+        kept: Int64Array | None,
+    ) -> None:
+        """Remember the codes that took part, and the tuples if these are all and each is there once."""
+        is_alone = not visit.is_begun and self._pairs_done == 0 and visit.codes_met.size == 0
+        if not is_alone or self.spec.shard.num_segments > 1:
+            visit.codes_met, visit.positions_met = np.union1d(visit.codes_met, codes), None
+            return
+        visit.codes_met = codes
+        if self.spec.ordered or self.spec.how in ("semi", "anti") or visit.unread != [(block.start, block.stop)]:
+            return
+        if kept is not None:
+            rows, positions = rows[kept], positions[kept]
+        if codes.size and np.count_nonzero(rows[1:] != rows[:-1]) + 1 == codes.size:
+            visit.positions_met = positions
 
     # ---------------------------------------------------------------- where to read
 
@@ -227,10 +261,10 @@ class HybridJoin(SemiStreamOperator):
 
     def _finish(self, visit: _Visit) -> Iterator[pa.RecordBatch]:
         """End a visit: what took part leaves, and so does what it proved to match nothing."""
-        if visit.code not in visit.codes_met:
-            self._seeks_unmatched = True
-        leaving = np.union1d(visit.codes_met, np.array([visit.code]))
         assert self._window is not None
+        has_met = bool((visit.codes_met == visit.code).any())
+        self._seeks_unmatched |= not has_met
+        leaving = visit.codes_met if has_met else np.union1d(visit.codes_met, np.array([visit.code]))
         if self.spec.ordered:
             self._mark_done(leaving)
             for positions in self._unmatched_in(visit):
@@ -241,6 +275,11 @@ class HybridJoin(SemiStreamOperator):
                 self.results.cut_ticket = None
             yield from self._leave_done()
             return
+        if visit.positions_met is not None:
+            # Forgotten first: should this be interrupted, the rest is found by its codes.
+            met, visit.positions_met = visit.positions_met, None
+            yield from self._leave(met)
+            leaving = leaving[:0] if has_met else np.array([visit.code])
         yield from self._leave_codes(leaving)
         for positions in self._unmatched_in(visit):
             yield from self._leave(positions)
@@ -249,7 +288,7 @@ class HybridJoin(SemiStreamOperator):
     def _leave_codes(self, codes: Int64Array) -> Iterator[pa.RecordBatch]:
         """Let all tuples of some codes leave, a batch of output at a time."""
         assert self._window is not None
-        while True:
+        while codes.size:
             _, positions, _ = self._window.probe(codes, None, self.results.max_rows)
             if positions.size == 0:
                 return

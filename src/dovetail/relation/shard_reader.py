@@ -267,6 +267,11 @@ class ShardReader:
         return self._row_bytes
 
     @property
+    def num_segments(self) -> int:
+        """How many runs of rows, each sorted by code, the positions are made of; rows without a code not counted."""
+        return sum(segment.is_keyed for segment in self._segments)
+
+    @property
     def index_bytes(self) -> int:
         """Bytes of the resident index."""
         return sum(segment.resident_bytes for segment in self._segments) + self._bases.nbytes

@@ -118,6 +118,11 @@ class MemoryShard:
         return self._rows.nbytes / self.num_rows if self.num_rows else 0.0
 
     @property
+    def num_segments(self) -> int:
+        """How many runs of rows sorted by code there are: one."""
+        return 1
+
+    @property
     def index_bytes(self) -> int:
         """Bytes of what a real reader would keep resident: every ``fence_stride``-th code."""
         return self._codes[:: self._fence_stride].nbytes
