@@ -27,7 +27,7 @@ JOIN_TYPES = st.sampled_from(["inner", "left", "semi", "anti"])
 EXTRA_BYTES = st.sampled_from([0, 1, 200, 2_000, 20_000])
 SMALL = st.none() | st.integers(1, 9)
 # Five tests, five operators: at least 2,000 examples in all.
-EXAMPLES = 200
+EXAMPLES = 120
 
 
 def minimum_budget(kind: str, spec: JoinSpec) -> int:

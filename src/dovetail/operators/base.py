@@ -413,7 +413,7 @@ class SemiStreamOperator(JoinCore, ABC):
         arrivals, entered = int(values["arrivals"]), int(values["entered_since_step"])
         pairs_done, cut_ticket = int(values["pairs_done"]), values["cut_ticket"]
         window_bytes = 0 if window is None else window.nbytes
-        needed = self._memory.block_bytes + window_bytes + held.nbytes
+        needed = self._memory.block_bytes + window_bytes + held.nbytes + self._other_bytes("held")
         if needed > self.budget.total_bytes:
             raise self._too_small(self.spec, needed)
         self._load(tables, values)

@@ -138,27 +138,30 @@ class JoinCore:
     def _replan(self, spec: JoinSpec) -> None:
         """Divide another budget, or the same one otherwise; if what is held does not fit, refuse and change nothing."""
         memory = self._plan_memory(spec)
-        window = None
+        capacity, window_bytes = 0, 0
         if self._window is not None:
-            capacity = self._capacity_for(self._paged_bytes, memory)
+            capacity = max(1, self._capacity_for(self._paged_bytes, memory))
             self._require_fits(spec, memory, len(self._window), capacity)
-            window = self._window.resized(max(1, capacity))
-        window_bytes = 0 if window is None else window.nbytes + self._matcher.nbytes
-        accounts = self._ledger.by_component()
-        others = sum(held for name, held in accounts.items() if name not in ("block", "window", "output"))
-        needed = memory.block_bytes + window_bytes + others
+            window_bytes = self._window.nbytes_at(capacity) + self._matcher.nbytes
+        needed = memory.block_bytes + window_bytes + self._other_bytes()
         if needed > spec.budget.total_bytes:
             raise self._too_small(spec, needed)
         self._window_account.resize(0)
         self._block_account.resize(0)
         self._ledger.resize(spec.budget)
         self._block_account.resize(memory.block_bytes)
-        self._window_account.resize(window_bytes)
-        self._memory = memory
-        self._window = window
+        if self._window is not None:
+            self._window.resize(capacity)
         self._matcher = matcher_for(spec)
+        self._window_account.resize(0 if self._window is None else self._window.nbytes)
+        self._memory = memory
         self.results.max_rows, self.results.output_bytes = memory.output_rows, memory.output_bytes
         self.spec = spec
+
+    def _other_bytes(self, *but: str) -> int:
+        """Bytes held by components besides block, window, output on its way, and those named."""
+        left_out = {"block", "window", "output", *but}
+        return sum(held for name, held in self._ledger.by_component().items() if name not in left_out)
 
     def _require_fits(self, spec: JoinSpec, memory: MemoryPlan, tuples: int, capacity: int) -> None:
         if tuples > capacity:

@@ -135,7 +135,8 @@ class JoinSpec:
                 )
             if self.stream_schema.field(CODE_COLUMN).type != pa.int64():
                 raise SchemaError(f"{CODE_COLUMN} is {self.stream_schema.field(CODE_COLUMN).type}, not int64.")
-        missing = [name for name in self.select or () if name not in self.shard.schema.names]
+        known = {*self.shard.schema.names, *(relation_name for _, relation_name in self.on)}
+        missing = [name for name in self.select or () if name not in known]
         if missing:
             raise PlanError(
                 f"select names {missing[0]!r}, which the relation does not have.",

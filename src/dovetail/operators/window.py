@@ -123,6 +123,11 @@ class StreamWindow:
         held = self.index.nbytes + self._store.nbytes + self._is_matched.nbytes + self._tickets.nbytes
         return held + _ARROW_SLACK_BYTES
 
+    def nbytes_at(self, capacity: int) -> int:
+        """Bytes that it would hold with another capacity."""
+        paged_bytes = self.nbytes - self.bytes_for(self.schema, self.capacity, self.has_tickets)
+        return paged_bytes + self.bytes_for(self.schema, capacity, self.has_tickets)
+
     @property
     def reclaimable_bytes(self) -> int:
         """About how many bytes belong to tuples that have left."""
@@ -302,25 +307,6 @@ class StreamWindow:
             self.chunks[-1].last_seq = int(seqs[~younger][-1])
         self.chunks.append(Chunk(int(seqs[-1]), count, arrival, deadline))
         return count
-
-    def resized(self, capacity: int) -> "StreamWindow":
-        """A window of another capacity with the same tuples and chunks."""
-        other = StreamWindow(self.schema, capacity, self.has_tickets)
-        positions = self.live_positions()
-        start = 0
-        for chunk in self.chunks:
-            mine = positions[start : start + chunk.live]
-            columns = self.gather(mine, list(range(len(self.schema))))
-            other.insert(
-                self.codes_at(mine),
-                pa.RecordBatch.from_arrays(columns, schema=self.schema),
-                chunk.first_arrival,
-                chunk.deadline,
-                self.tickets_at(mine) if self.has_tickets else None,
-                self._is_matched[mine],
-            )
-            start += chunk.live
-        return other
 
     def resize(self, capacity: int) -> None:
         """Change the capacity, moving one column after the other: for a moment, `resize_bytes` more are held."""
