@@ -50,7 +50,7 @@ __all__ = ["HybridJoin"]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Interval = tuple[int, int]
-_AGE_CLASSES = 64  # how finely `oldest` is known, in parts of the window
+_AGE_CLASSES = 16  # how finely `oldest` is known, in parts of the window
 _NO_CODES = np.empty(0, np.int64)
 
 
@@ -181,7 +181,7 @@ class HybridJoin(SemiStreamOperator):
         is_first = np.ones(codes.size, np.bool_)
         np.not_equal(codes[1:], codes[:-1], out=is_first[1:])
         distinct = codes[is_first]
-        takes_part = self._takes_part(visit, distinct)
+        takes_part = self._takes_part(visit, block, distinct)
         kept = None if takes_part.all() else np.flatnonzero(takes_part[np.cumsum(is_first) - 1])
         if self.spec.ordered:
             still = np.arange(rows.size) if kept is None else kept
@@ -192,13 +192,15 @@ class HybridJoin(SemiStreamOperator):
         verified = super()._matches(block, rows[kept], positions[kept])
         return kept if verified is None else kept[verified]
 
-    def _takes_part(self, visit: _Visit, codes: Int64Array) -> BoolArray:
+    def _takes_part(self, visit: _Visit, block: RelationBlock, codes: Int64Array) -> BoolArray:
         """Which codes, all of one block and in its order, have all their rows in the visit."""
         shard = self.spec.shard
         if shard.num_segments == 1:
-            # Codes and positions ascend together: if the first and the last code take part, so do those between.
+            # Codes and positions ascend together: what takes part with the first and the last code does so between
+            # them. A code that is neither the block's first nor its last has no rows outside, whatever the index says.
             ends = codes[[0, -1]]
-            if visit.has_all_of(*shard.locate(ends), 2).all():
+            is_inside = ends != block.codes[[0, -1]]
+            if is_inside.all() or (visit.has_all_of(*shard.locate(ends), 2) | is_inside).all():
                 return np.ones(codes.size, np.bool_)
         return visit.has_all_of(*shard.locate(codes), codes.size)
 

@@ -197,6 +197,8 @@ class ShardReader:
             found.append((queries, starts[queries] + base, stops[queries] + base))
         if not found:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+        if len(found) == 1:
+            return found[0]
         queries, starts, stops = (np.concatenate(part).astype(np.int64) for part in zip(*found, strict=True))
         order = np.argsort(queries, kind="stable")
         return queries[order], starts[order], stops[order]
