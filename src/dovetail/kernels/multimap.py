@@ -386,7 +386,7 @@ class MultiMap:
         compiled.seqs_at_positions(self._entries, self._state, positions, seqs)
         return self._public(seqs)
 
-    def codes_left_at(self, positions: Int64Array) -> Int64Array:
+    def codes_left_at(self, positions: Int32Array | Int64Array) -> Int64Array:
         """Give the codes of entries that were removed from ring positions, as long as nothing was inserted since.
 
         Examples

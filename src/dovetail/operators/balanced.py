@@ -38,29 +38,20 @@ Not supported
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import PlanError
 from dovetail.kernels.frequent import frequent_codes
 from dovetail.kernels.value_table import ValueTable
-from dovetail.operators.cached import CachedMeshJoin
+from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.switching import ENTRY_BYTES, Candidates, SwitchingBuffer
-from dovetail.operators.tuple_store import Positions
 
 __all__ = ["BalancedJoin"]
 
-Int64Array = npt.NDArray[np.int64]
-Objective = Literal["rate", "memory"]
-_CYCLES_PER_EVICTION = 10
-_SLACK_SHARE = 64  # room for negative entries that come between two decisions, as a part of what is shared
 _MOST_SWITCHED_SHARE = 4  # the part of what is shared that may be switched at once
-_LEAST_WINDOW_SHARE = 16  # the part of what is shared that always stays with the window
 _CANDIDATE_SHARE = 0.75  # a candidate's first count may be this much below what would be worth caching
 
 
@@ -73,7 +64,7 @@ class Phase(Enum):
     PHASE_OUT = 4
 
 
-class BalancedJoin(CachedMeshJoin):
+class BalancedJoin(AdaptiveCacheJoin):
     """Join a stream with a relation by a cyclic scan, behind a cache of the join values that are worth it.
 
     Parameters
@@ -109,25 +100,14 @@ class BalancedJoin(CachedMeshJoin):
     kind = "balanced"
 
     def __init__(self, spec: JoinSpec, *, objective: Objective = "rate", switching_factor: float = 1.0) -> None:
-        if objective not in ("rate", "memory"):
-            raise PlanError(f"objective={objective!r} is not an objective.", hint="Use 'rate' or 'memory'.")
-        if not 0 < switching_factor < float("inf"):
-            raise PlanError(f"switching_factor={switching_factor!r}: a number above zero is needed.")
-        super().__init__(spec)
-        self.objective = objective
-        self.switching_factor = switching_factor
-        self._switching_account = self._ledger.reserve("switching")
-        self._row_bytes = spec.shard.row_bytes if self._cache.keeps_rows else 0.0
-        self._begin_anew()
+        super().__init__(spec, objective, switching_factor)
+        self._begin_round()
 
-    def _begin_anew(self) -> None:
+    def _begin_round(self) -> None:
         self._phase = Phase.COUNTING
         self._phase_end: int | None = None
         self._candidates: Candidates | None = None
         self._buffer: SwitchingBuffer | None = None
-        self._asked_limit_bytes: int | None = None
-        self._last_eviction = self._odometer
-        self._entered_by_eviction = self._entered
 
     @property
     def phase(self) -> Phase:
@@ -156,11 +136,9 @@ class BalancedJoin(CachedMeshJoin):
         super()._advance(rows)
         if self._phase_end is not None and self._odometer >= self._phase_end:
             self._end_phase()
-        is_tenth_cycle = self._odometer - self._last_eviction >= _CYCLES_PER_EVICTION * self.spec.shard.num_rows
-        if is_tenth_cycle and self._phase in (Phase.COUNTING, Phase.PHASE_OUT):
+        if self._is_tenth_cycle() and self._phase in (Phase.COUNTING, Phase.PHASE_OUT):
             self._evict()
-        if self._asked_limit_bytes is not None and self._move_border(self._asked_limit_bytes):
-            self._asked_limit_bytes = None
+        self._move_asked_border()
 
     # ---------------------------------------------------------------- the round
 
@@ -194,15 +172,9 @@ class BalancedJoin(CachedMeshJoin):
 
     # ---------------------------------------------------------------- counting
 
-    def _scale(self) -> float:
-        """Tuples per cycle for each tuple that waits now: with a fixed budget the window is taken as full."""
-        if self.objective == "memory" or not self.pending:
-            return 1.0
-        return max(1.0, self.window_capacity / self.pending)
-
     def _choose_candidates(self) -> Candidates | None:
         assert self._window is not None
-        capacity = ValueTable.capacity_within(self._learning_bytes // 2)
+        capacity = ValueTable.capacity_within(self._learning_bytes)
         tuple_bytes = self._window_tuple_bytes()
         worth = self.switching_factor * (self._row_bytes + ENTRY_BYTES) / (tuple_bytes * self._scale())
         codes, waiting = frequent_codes(self._window.index, max(1, int(_CANDIDATE_SHARE * worth)), capacity)
@@ -226,7 +198,7 @@ class BalancedJoin(CachedMeshJoin):
         tuple_bytes, scale = self._window_tuple_bytes(), self._scale()
         codes, frequencies = candidates.without_rows(waiting, scale, tuple_bytes, self.switching_factor)
         self._insert_negative(codes, frequencies)
-        room = self._shared_bytes - self._shared_bytes // _LEAST_WINDOW_SHARE - self._cache.nbytes - self._slack()
+        room = self._most_for_cache() - self._cache.nbytes - self._slack()
         decision = candidates.decide(
             waiting,
             scale,
@@ -241,8 +213,8 @@ class BalancedJoin(CachedMeshJoin):
         if len(decision) and self._ledger.has_room_for(ValueTable.nbytes_of(len(decision))):
             self._buffer = SwitchingBuffer(decision)
             self._switching_account.resize(self._buffer.nbytes)
+            self._ask_for_border(self._wanted_limit())
             self._asked_limit_bytes = None
-            self._admission_limit = self._capacity_beside(self._wanted_limit())
 
     def _wanted_limit(self) -> int:
         """What the cache will need when the decided values are in it."""
@@ -252,9 +224,6 @@ class BalancedJoin(CachedMeshJoin):
             wanted += max(self._buffer.decision.nbytes, self._buffer.nbytes) + 16 * values
             wanted += max(0, self._cache.table_growth_bytes(values))
         return max(wanted, self._cache_limit_bytes)
-
-    def _slack(self) -> int:
-        return self._shared_bytes // _SLACK_SHARE
 
     def _collect(self, block: RelationBlock) -> None:
         assert self._buffer is not None
@@ -274,20 +243,16 @@ class BalancedJoin(CachedMeshJoin):
         copied_bytes = page_bytes if buffer.is_contiguous() else buffer.nbytes
         if copied_bytes + growth_bytes + self._cache.table_bytes > self._ledger.free_bytes + page_bytes:
             return
-        since = (self._odometer - self._last_eviction) / self.spec.shard.num_rows
         if self._cache.keeps_rows:
             codes, pages = buffer.pages(page_bytes)
             is_first = np.concatenate([[True], codes[1:] != codes[:-1]])
             order = np.argsort(decision.codes)
             place = order[np.searchsorted(decision.codes[order], codes[is_first])]
-            # Until the next eviction a value counts as if it had been there since the last.
-            credit = (decision.frequencies[place] * since).astype(np.int64)
             self._drop_buffer()
-            self._cache.insert(codes, pages, credit)
+            self._cache.insert(codes, pages, self._credit(decision.frequencies[place]))
         else:
-            credit = (decision.frequencies * since).astype(np.int64)
             self._drop_buffer()
-            self._cache.insert_counts(decision.codes, decision.row_counts, credit)
+            self._cache.insert_counts(decision.codes, decision.row_counts, self._credit(decision.frequencies))
         self.metrics.cache_insertions += len(decision)
         if self._cache.num_rows:
             self._row_bytes = (self._cache.nbytes - self._cache.table_bytes) / self._cache.num_rows
@@ -299,79 +264,6 @@ class BalancedJoin(CachedMeshJoin):
         self._buffer = None
         self._switching_account.resize(0)
 
-    # ---------------------------------------------------------------- eviction
-
-    def _evict(self) -> None:
-        """Evict values that no longer keep enough tuples from waiting."""
-        codes, _, counts, frequencies = self._cache.values()
-        if self.objective == "memory":
-            scale = self.spec.shard.num_rows / (self._odometer - self._last_eviction)
-        else:
-            scale = self.window_capacity / max(1, self._entered - self._entered_by_eviction)
-        cached_bytes = counts * self._row_bytes + ENTRY_BYTES
-        waiting_bytes = frequencies * scale * self._window_tuple_bytes()
-        gone = codes[cached_bytes >= self.switching_factor * waiting_bytes]
-        self.metrics.cache_evictions += self._cache.evict(gone)
-        self._cache.reset_frequencies()
-        self._last_eviction, self._entered_by_eviction = self._odometer, self._entered
-        self._tidy_cache()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Let the window have what the cache does not need."""
-        limit = self._cache.nbytes + self._slack() if len(self._cache) else 0
-        if limit < self._cache_limit_bytes:
-            self._move_border(limit)
-        elif self._cache.nbytes > self._cache_limit_bytes:
-            self._ask_for_border(limit)
-
-    # ---------------------------------------------------------------- values without rows
-
-    def _put_out_left(self, positions: Positions) -> Iterator[pa.RecordBatch]:
-        window = self._window
-        assert window is not None
-        if not self.results.plan.verifies:
-            # With a condition, a tuple without a match may well have rows; then it is counting that finds out.
-            alone = positions[~window.is_matched_at(positions)]
-            if alone.size:
-                self._learn_unmatched(np.unique(window.codes_left_at(alone)))
-        yield from super()._put_out_left(positions)
-
-    def _learn_unmatched(self, codes: Int64Array) -> None:
-        """Decide on values whose tuples have met all of the relation and found nothing, by what still waits of them."""
-        assert self._window is not None
-        waiting = self._window.index.count(codes).astype(np.float64) * self._scale()
-        chosen = waiting * self._window_tuple_bytes() > self.switching_factor * ENTRY_BYTES
-        self._insert_negative(codes[chosen], waiting[chosen])
-
-    def _insert_negative(self, codes: Int64Array, frequencies: npt.NDArray[np.float64]) -> None:
-        is_new = self._cache.probe(codes).is_miss
-        codes, frequencies = codes[is_new], frequencies[is_new]
-        if codes.size == 0:
-            return
-        growth_bytes = self._cache.table_growth_bytes(codes.size)
-        held = self._cache_account.held_bytes + self._switching_account.held_bytes
-        if growth_bytes > 0:
-            if held + growth_bytes > self._cache_limit_bytes:
-                self._ask_for_slack()
-                return
-            if growth_bytes + self._cache.table_bytes > self._ledger.free_bytes:
-                return
-        since = (self._odometer - self._last_eviction) / max(1, self.spec.shard.num_rows)
-        self._cache.insert_negative(codes, (frequencies * since).astype(np.int64))
-        self.metrics.negative_insertions += codes.size
-        self._account_cache()
-
-    def _ask_for_slack(self) -> None:
-        """Have the border moved a little, between two blocks, when enough tuples have left."""
-        limit = self._cache.nbytes + self._slack()
-        if self._buffer is None and limit <= self._shared_bytes - self._shared_bytes // _LEAST_WINDOW_SHARE:
-            self._ask_for_border(limit)
-
-    def _ask_for_border(self, cache_limit_bytes: int) -> None:
-        self._asked_limit_bytes = cache_limit_bytes
-        self._admission_limit = self._capacity_beside(cache_limit_bytes)
-
     # ---------------------------------------------------------------- other budgets, restarts
 
     def _replan(self, spec: JoinSpec) -> None:
@@ -380,22 +272,11 @@ class BalancedJoin(CachedMeshJoin):
 
     def _abandon_round(self) -> None:
         """Begin to count again; what is cached stays."""
-        self._phase, self._phase_end, self._candidates = Phase.COUNTING, None, None
         self._asked_limit_bytes = self._admission_limit = None
         self._learning_account.resize(0)
-        self._drop_buffer()
-
-    def _put_cache_aside(self) -> Any:
-        kept = super()._put_cache_aside(), self._switching_account.held_bytes
         self._switching_account.resize(0)
-        return kept
-
-    def _put_cache_back(self, kept: Any) -> None:
-        shared, switching_bytes = kept
-        super()._put_cache_back(shared)
-        self._switching_account.resize(switching_bytes)
+        self._begin_round()
 
     def _forget_cache(self) -> None:
         super()._forget_cache()
-        self._drop_buffer()
-        self._begin_anew()
+        self._begin_round()

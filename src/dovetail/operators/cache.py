@@ -28,7 +28,7 @@ Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 _PADDING_BYTES = 64  # what Arrow may add to a buffer
 _GARBAGE_SHARE = 4  # a page is rewritten when this part of it is garbage
-_GROWTH = 8  # the table grows by this part, so that negative entries do not rebuild it one by one
+_GROWTH = 32  # the table grows by this part, so that negative entries do not rebuild it one by one
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,11 @@ class RelationCache:
     def table_bytes(self) -> int:
         """Bytes of the table."""
         return 0 if self._table is None else self._table.nbytes
+
+    @property
+    def free_entries(self) -> int:
+        """How many more values fit the table as it is."""
+        return 0 if self._table is None else self._table.capacity - len(self._table)
 
     # ---------------------------------------------------------------- answering
 

@@ -30,7 +30,7 @@ __all__ = ["CachedMeshJoin"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-_LEARNING_SHARE = 24  # this part of the window's memory is for counting join values
+_LEARNING_SHARE = 64  # this part of the window's memory is for counting join values
 _LEAST_LEARNING_BYTES = 512
 _FEWEST_ADMITTED = 1024
 

@@ -1,0 +1,187 @@
+"""What the cache keeps: eviction, values without rows, and how much of the memory it may have.
+
+The cache inequality (SSBJ, theorem 2) decides: a join value belongs into the cache if its rows take less memory there,
+m v_R, than its tuples take in the window, n v_S. Everything is counted at what it really takes, the tables' part
+included.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.errors import PlanError
+from dovetail.operators.cached import CachedMeshJoin
+from dovetail.operators.spec import JoinSpec
+from dovetail.operators.switching import ENTRY_BYTES
+from dovetail.operators.tuple_store import Positions
+
+__all__ = ["AdaptiveCacheJoin", "Objective"]
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Objective = Literal["rate", "memory"]
+_CYCLES_PER_EVICTION = 10
+_SLACK_SHARE = 256  # room for entries that come between two decisions, as a part of what is shared
+_LEAST_WINDOW_SHARE = 16  # the part of what is shared that always stays with the window
+_MOST_NEGATIVE_SHARE = 8  # the part of what is shared that negative entries may ask for at once
+
+
+class AdaptiveCacheJoin(CachedMeshJoin):
+    """A scan behind a cache that follows the stream. Subclasses decide when and how values enter the cache."""
+
+    # How long a tuple waits, in cycles, if it is not answered by the cache.
+    _cycles_waited = 1.0
+
+    def __init__(self, spec: JoinSpec, objective: Objective, switching_factor: float) -> None:
+        if objective not in ("rate", "memory"):
+            raise PlanError(f"objective={objective!r} is not an objective.", hint="Use 'rate' or 'memory'.")
+        if not 0 < switching_factor < float("inf"):
+            raise PlanError(f"switching_factor={switching_factor!r}: a number above zero is needed.")
+        super().__init__(spec)
+        self.objective = objective
+        self.switching_factor = switching_factor
+        self._switching_account = self._ledger.reserve("switching")
+        self._row_bytes = spec.shard.row_bytes if self._cache.keeps_rows else 0.0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._asked_limit_bytes: int | None = None
+        self._unmet_bytes = 0
+        self._last_eviction = self._odometer
+        self._entered_by_eviction = self._entered
+
+    # ---------------------------------------------------------------- the inequality
+
+    def _saved_bytes(self, tuples_per_cycle: npt.NDArray[Any]) -> FloatArray:
+        """What the window need not hold if so many tuples per cycle are answered by the cache."""
+        return np.asarray(tuples_per_cycle * (self._cycles_waited * self._window_tuple_bytes()), np.float64)
+
+    def _cached_bytes(self, row_counts: Int64Array) -> FloatArray:
+        """What values with so many rows take in the cache."""
+        return np.asarray(row_counts * self._row_bytes + ENTRY_BYTES, np.float64)
+
+    def _scale(self) -> float:
+        """Tuples per cycle for each tuple that waits now: with a fixed budget the window is taken as full."""
+        if self.objective == "memory" or not self.pending:
+            return 1.0
+        return max(1.0, self.window_capacity / self.pending)
+
+    def _credit(self, frequencies: FloatArray) -> Int64Array:
+        """What to begin counting with, as if a value had been in the cache since the last eviction."""
+        cycles = (self._odometer - self._last_eviction) / max(1, self.spec.shard.num_rows)
+        return (frequencies * cycles).astype(np.int64)
+
+    # ---------------------------------------------------------------- eviction
+
+    def _is_tenth_cycle(self) -> bool:
+        return self._odometer - self._last_eviction >= _CYCLES_PER_EVICTION * max(1, self.spec.shard.num_rows)
+
+    def _evict(self) -> None:
+        """Evict values that no longer keep enough tuples from waiting."""
+        codes, _, counts, frequencies = self._cache.values()
+        gone = codes[
+            self._cached_bytes(counts)
+            >= self.switching_factor * self._saved_bytes(frequencies * self._cycles_per_count())
+        ]
+        self.metrics.cache_evictions += self._cache.evict(gone)
+        self._cache.reset_frequencies()
+        self._last_eviction, self._entered_by_eviction = self._odometer, self._entered
+        self._tidy_cache()
+        self._give_back()
+
+    def _cycles_per_count(self) -> float:
+        """Tuples per cycle for each that was counted since the last eviction; see `_scale`."""
+        if self.objective == "memory":
+            return self.spec.shard.num_rows / max(1, self._odometer - self._last_eviction)
+        return self.window_capacity / (self._cycles_waited * max(1, self._entered - self._entered_by_eviction))
+
+    # ---------------------------------------------------------------- the border
+
+    def _slack(self) -> int:
+        return self._shared_bytes // _SLACK_SHARE
+
+    def _most_for_cache(self) -> int:
+        return self._shared_bytes - self._shared_bytes // _LEAST_WINDOW_SHARE
+
+    def _give_back(self) -> None:
+        """Let the window have what the cache does not need."""
+        limit = self._cache.nbytes + self._slack() if len(self._cache) else 0
+        if limit < self._cache_limit_bytes:
+            self._move_border(limit)
+        elif self._cache.nbytes > self._cache_limit_bytes:
+            self._ask_for_border(limit)
+
+    def _ask_for_border(self, cache_limit_bytes: int) -> None:
+        """Have the border moved between two blocks, when enough tuples have left."""
+        self._asked_limit_bytes = cache_limit_bytes
+        self._admission_limit = self._capacity_beside(cache_limit_bytes)
+
+    def _move_asked_border(self) -> None:
+        if self._asked_limit_bytes is not None and self._move_border(self._asked_limit_bytes):
+            self._asked_limit_bytes = None
+            self._unmet_bytes = 0
+
+    # ---------------------------------------------------------------- values without rows
+
+    def _put_out_left(self, positions: Positions) -> Iterator[pa.RecordBatch]:
+        window = self._window
+        assert window is not None
+        if not self.results.plan.verifies:
+            # With a condition, a tuple without a match may well have rows; then it is counting that finds out.
+            alone = positions[~window.is_matched_at(positions)]
+            if alone.size:
+                self._learn_unmatched(np.unique(window.codes_left_at(alone)))
+        yield from super()._put_out_left(positions)
+
+    def _learn_unmatched(self, codes: Int64Array) -> None:
+        """Decide on values whose tuples have met all of the relation and found nothing, by what still waits of them."""
+        assert self._window is not None
+        waiting = self._window.index.count(codes).astype(np.float64) * self._scale()
+        chosen = self._saved_bytes(waiting) > self.switching_factor * ENTRY_BYTES
+        self._insert_negative(codes[chosen], waiting[chosen])
+
+    def _insert_negative(self, codes: Int64Array, frequencies: FloatArray) -> None:
+        """Add entries that say "no row", as many as there is room for, and ask for room for the others."""
+        is_new = self._cache.probe(codes).is_miss
+        codes, frequencies = codes[is_new], frequencies[is_new]
+        if codes.size == 0:
+            return
+        held = self._cache_account.held_bytes + self._switching_account.held_bytes
+        growth_bytes = self._cache.table_growth_bytes(codes.size)
+        if growth_bytes > 0:
+            fits_limit = held + growth_bytes <= self._cache_limit_bytes
+            if not fits_limit:
+                self._ask_for_entries(growth_bytes)
+            # While the table moves, both exist.
+            if not fits_limit or growth_bytes + self._cache.table_bytes > self._ledger.free_bytes:
+                codes = codes[: self._cache.free_entries]
+                frequencies = frequencies[: codes.size]
+        self._cache.insert_negative(codes, self._credit(frequencies))
+        self.metrics.negative_insertions += codes.size
+        self._account_cache()
+
+    def _ask_for_entries(self, growth_bytes: int) -> None:
+        self._unmet_bytes = min(self._unmet_bytes + growth_bytes, self._shared_bytes // _MOST_NEGATIVE_SHARE)
+        limit = self._cache.nbytes + self._unmet_bytes + self._slack()
+        if self._switching_account.held_bytes == 0 and limit <= self._most_for_cache():
+            self._ask_for_border(limit)
+
+    # ---------------------------------------------------------------- other budgets, restarts
+
+    def _put_cache_aside(self) -> Any:
+        kept = super()._put_cache_aside(), self._switching_account.held_bytes
+        self._switching_account.resize(0)
+        return kept
+
+    def _put_cache_back(self, kept: Any) -> None:
+        shared, switching_bytes = kept
+        super()._put_cache_back(shared)
+        self._switching_account.resize(switching_bytes)
+
+    def _forget_cache(self) -> None:
+        super()._forget_cache()
+        self._switching_account.resize(0)
+        self._begin_anew()
