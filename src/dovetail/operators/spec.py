@@ -77,6 +77,8 @@ class JoinSpec:
             raise PlanError(f"how={self.how!r} is not a join type.", hint="Use inner, left, semi or anti.")
         for name in ("block_rows", "chunk_rows"):
             require_positive(name, getattr(self, name))
+        if not self.has_equality and self.condition is None:
+            raise PlanError("A join needs key columns, a condition, or both.", hint="Pass on= or condition=.")
         self._check_columns()
         self._check_keys()
         if self.condition is not None:
@@ -151,8 +153,6 @@ class JoinSpec:
             )
 
     def _check_keys(self) -> None:
-        if not self.has_equality and self.condition is None:
-            raise PlanError("A join needs key columns, a condition, or both.", hint="Pass on= or condition=.")
         for stream_name, relation_name in self.on:
             if stream_name not in self.stream_columns.names:
                 raise PlanError(f"The stream has no key column {stream_name!r}.")
