@@ -15,7 +15,7 @@ from dovetail.errors import SchemaError
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.format import CODE_COLUMN, Manifest, Operation, Shard
 from dovetail.relation.keys import compute_codes
-from dovetail.relation.shard_writer import ShardTask, write_shard
+from dovetail.relation.shard_writer import ShardTask, remove_new_files, write_shard
 
 _PIECE_ROWS = 65_536
 
@@ -47,14 +47,18 @@ class ArrowSource:
         numbers = shard_of_codes(codes.fill_null(0).to_numpy(), len(base.shards))
         numbers[codes.is_null().to_numpy(zero_copy_only=False)] = 0
         table = table.add_column(0, CODE_COLUMN, codes)
-        shards = []
-        for number in range(len(base.shards)):
-            rows = table.take(pa.array(np.flatnonzero(numbers == number)))
-            rows = rows.take(pc.array_sort_indices(rows.column(CODE_COLUMN), null_placement="at_start"))
-            batches = rows.combine_chunks().to_batches(max_chunksize=_PIECE_ROWS)
-            shards.append(write_shard(ShardTask(root, number, operation, base), batches))
-            if progress is not None:
-                progress(number + 1, len(base.shards))
+        shards: list[Shard] = []
+        try:
+            for number in range(len(base.shards)):
+                rows = table.take(pa.array(np.flatnonzero(numbers == number)))
+                rows = rows.take(pc.array_sort_indices(rows.column(CODE_COLUMN), null_placement="at_start"))
+                batches = rows.combine_chunks().to_batches(max_chunksize=_PIECE_ROWS)
+                shards.append(write_shard(ShardTask(root, number, operation, base), batches))
+                if progress is not None:
+                    progress(number + 1, len(base.shards))
+        except BaseException:
+            remove_new_files(root, base, dict(enumerate(shards)))
+            raise
         return shards
 
 

@@ -10,13 +10,14 @@ from typing import Any, Literal, Protocol, Self
 import pyarrow as pa
 from pyarrow import fs
 
-from dovetail.errors import PlanError, RelationError, SchemaError
+from dovetail.errors import PlanError, RelationConflict, RelationError, SchemaError
 from dovetail.relation import keys, version_log
 from dovetail.relation.files import RelationFiles
 from dovetail.relation.format import CodeKind, Manifest, Operation, RelationStats, Shard, ShardStats
 from dovetail.relation.io import Disk, IoMode
 from dovetail.relation.local import ArrowSource
 from dovetail.relation.shard_reader import ShardReader
+from dovetail.relation.shard_writer import remove_new_files
 from dovetail.relation.version_log import VacuumReport, VersionLog
 
 MAX_SHARDS = 65_536
@@ -216,7 +217,14 @@ class Relation:
             created_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
             shards=tuple(shards),
         )
-        VersionLog(files).commit(files.writable(), manifest)
+        log = VersionLog(files)
+        try:
+            log.commit(files.writable(), manifest)
+        except RelationError as error:
+            # A disk that fails after the manifest got its name leaves a version that needs its files.
+            if isinstance(error, RelationConflict) or manifest.version not in log.numbers():
+                remove_new_files(os.fspath(root), base, dict(enumerate(shards)))
+            raise
         return cls(files, manifest)
 
     # ---------------------------------------------------------------- looking at it

@@ -41,7 +41,7 @@ class SegmentWriter:
         if not directory.exists():
             directory.mkdir(parents=True, exist_ok=True)
             sync_directory(directory.parent)
-        self._directory, self._name, self._schema, self._is_keyed = directory, name, schema, is_keyed
+        self._directory, self.name, self._schema, self._is_keyed = directory, name, schema, is_keyed
         self._rows_file: IO[bytes] = open(directory / f"{name}.rows", "xb")  # noqa: SIM115
         self._codes_file: IO[bytes] | None = open(directory / f"{name}.codes", "xb") if is_keyed else None  # noqa: SIM115
         self._rows_bytes = self._rows_file.write(schema.serialize())
@@ -93,7 +93,7 @@ class SegmentWriter:
     def _write_codes(self, codes: npt.NDArray[np.int64]) -> None:
         assert self._codes_file is not None
         if (self._rows and codes[0] < self._last_code) or np.any(codes[1:] < codes[:-1]):
-            raise InternalError(f"rows of segment {self._name} did not come in the order of their codes.")
+            raise InternalError(f"rows of segment {self.name} did not come in the order of their codes.")
         if self._rows == 0:
             self._first_code = int(codes[0])
         self._last_code = int(codes[-1])
@@ -114,11 +114,11 @@ class SegmentWriter:
             file.close()
         fault_point("relation.segment.rows_durable")
         index = self._index_bytes()
-        write_durably(self._directory / f"{self._name}.index", index)
+        write_durably(self._directory / f"{self.name}.index", index)
         sync_directory(self._directory)
         fault_point("relation.segment.durable")
         return Segment(
-            name=self._name,
+            name=self.name,
             rows=self._rows,
             rows_bytes=self._rows_bytes,
             codes_bytes=self._rows * 8 if self._is_keyed else 0,
@@ -136,7 +136,7 @@ class SegmentWriter:
             with suppress(OSError):
                 file.close()
             Path(file.name).unlink(missing_ok=True)
-        (self._directory / f"{self._name}.index").unlink(missing_ok=True)
+        (self._directory / f"{self.name}.index").unlink(missing_ok=True)
 
     def _open_files(self) -> Iterable[IO[bytes]]:
         return [self._rows_file] if self._codes_file is None else [self._rows_file, self._codes_file]

@@ -11,7 +11,7 @@ of merges is amortised over the writes that made them necessary.
 """
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,6 +67,15 @@ def write_shard(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Shard:
         return _ShardWriter(task).run(batches)
 
 
+def remove_new_files(root: str, base: Manifest, shards: Mapping[int, Shard]) -> None:
+    """Remove the files of ``shards``, by number, that ``base`` does not name: their version will not be."""
+    old = base.data_files()
+    for number, shard in shards.items():
+        names = {f"{number}/{name}" for segment in shard.segments for name in segment.file_names()}
+        for name in names - old:
+            (Path(root) / "data" / name).unlink(missing_ok=True)
+
+
 class _ShardWriter:
     def __init__(self, task: ShardTask) -> None:
         self._task, self._base = task, task.base
@@ -78,29 +87,47 @@ class _ShardWriter:
         key = list(task.base.key)
         self._reader = ShardReader(self._files, task.base, task.number, columns=key)
         self._deleted: list[Int64Array] = []
+        self._writers: list[SegmentWriter] = []
+        self._bitmaps: list[str] = []
         self._duplicates = _DuplicateKeys(task.base) if task.base.is_unique_key and self._adds else None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Shard:
+        try:
+            segments = self._merged(self._with_rows_of(batches))
+            shard = Shard(tuple(segments), self._stats(segments))
+        except BaseException:
+            self._remove_new_files(keep=())
+            raise
+        # What was merged again at once is named by no version.
+        self._remove_new_files(keep=shard.segments)
+        return shard
+
+    def _with_rows_of(self, batches: Iterable[pa.RecordBatch]) -> list[Segment]:
+        """The parent's segments as the new rows leave them, and segments of the new rows."""
         keyed = self._new_writer(is_keyed=True)
         keyless = self._new_writer(is_keyed=False)
-        try:
-            for batch in batches:
-                rows, codes, null_rows = self._split(batch)
-                if null_rows.num_rows:
-                    self._accept_null_keys(null_rows, keyless)
-                if rows.num_rows:
-                    self._accept(rows, codes, keyed)
-            added = [segment for segment in (keyed.close(), keyless.close()) if segment is not None]
-        except BaseException:
-            keyed.abandon()
-            keyless.abandon()
-            raise
-        segments = [*self._with_deletions(), *added]
-        segments = self._merged(segments)
-        return Shard(tuple(segments), self._stats(segments))
+        for batch in batches:
+            rows, codes, null_rows = self._split(batch)
+            if null_rows.num_rows:
+                self._accept_null_keys(null_rows, keyless)
+            if rows.num_rows:
+                self._accept(rows, codes, keyed)
+        added = [segment for segment in (keyed.close(), keyless.close()) if segment is not None]
+        return [*self._with_deletions(), *added]
 
     def _new_writer(self, is_keyed: bool) -> SegmentWriter:
-        return SegmentWriter(self._task.directory, uuid.uuid4().hex, self._base.schema, is_keyed)
+        writer = SegmentWriter(self._task.directory, uuid.uuid4().hex, self._base.schema, is_keyed)
+        self._writers.append(writer)
+        return writer
+
+    def _remove_new_files(self, keep: Iterable[Segment]) -> None:
+        kept = {name for segment in keep for name in segment.file_names()}
+        for writer in self._writers:
+            if f"{writer.name}.rows" not in kept:
+                writer.abandon()
+        for name in self._bitmaps:
+            if name not in kept:
+                (self._task.directory / name).unlink(missing_ok=True)
 
     def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64Array, pa.RecordBatch]:
         """Rows with a key and their codes, and rows whose key has a NULL."""
@@ -180,6 +207,7 @@ class _ShardWriter:
         if count == segment.rows:
             return replace(segment, deletions=Deletions("", count, ""))
         name = f"{segment.name}-{uuid.uuid4().hex[:12]}.deleted"
+        self._bitmaps.append(name)
         write_durably(self._task.directory / name, bitmap.tobytes())
         sync_directory(self._task.directory)
         fault_point("relation.deletions.durable")

@@ -25,7 +25,7 @@ from dovetail.errors import DovetailError, InternalError
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, Manifest, Operation, Shard, shard_from_dict
 from dovetail.relation.local import nullable_fields
 from dovetail.relation.relation import Relation
-from dovetail.relation.shard_writer import ShardTask, write_shard
+from dovetail.relation.shard_writer import ShardTask, remove_new_files, write_shard
 from dovetail.spark.codes import check_key_columns, code_column, quoted, shard_column
 from dovetail.spark.payload import decode, encode, encoded_schema, nullable_schema
 
@@ -72,7 +72,12 @@ class DataFrameSource:
         receipts = rows.mapInArrow(task, RECEIPT_SCHEMA)
         with _JobProgress(self._df.sparkSession, shards, progress):
             collected = receipts.collect()
-        found = {row.shard: _result(row.receipt) for row in collected}
+        results = {row.shard: json.loads(row.receipt) for row in collected}
+        found = {number: shard_from_dict(r["shard"]) for number, r in results.items() if "shard" in r}
+        refusals = [r["error"] for r in results.values() if "error" in r]
+        if refusals:
+            remove_new_files(root, base, found)
+            raise getattr(errors, refusals[0]["class"])(refusals[0]["message"])
         # A partition without rows still runs, but has no row to read its shard from: it changed nothing.
         return [found.get(number, base.shards[number]) for number in range(shards)]
 
@@ -143,13 +148,6 @@ def _read_shards(path: str, version: int, numbers: Iterator[pa.RecordBatch]) -> 
         for number in batch.column(0).to_pylist():
             for block in relation.shard(number, include_null_keys=True).blocks(10_000):
                 yield block.rows
-
-
-def _result(receipt: str) -> Shard:
-    result = json.loads(receipt)
-    if "error" in result:
-        raise getattr(errors, result["error"]["class"])(result["error"]["message"])
-    return shard_from_dict(result["shard"])
 
 
 # -------------------------------------------------------------------- progress

@@ -1,5 +1,6 @@
 """Versions: readers are not disturbed, vacuum removes what it must and nothing else, writers exclude each other."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -150,8 +151,26 @@ def test_writer_on_another_host_that_commits_first_wins(relation: Relation, monk
         relation.append(pa.table({"k": [60], "name": ["ours"]}))
     names = Relation.open(relation.path).to_arrow().column("name").to_pylist()
     assert sorted(names) == ["a", "b", "c", "d", "theirs"]
-    assert relation.vacuum().files > 0
+    # Nothing is left of the loser, so there is nothing to vacuum.
+    assert relation.vacuum().files == 0
     assert relation.append(pa.table({"k": [60], "name": ["ours"]})).stats.rows == 6
+
+
+def test_disk_that_fails_after_the_commit_does_not_cost_the_version_its_files(
+    relation: Relation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = files.sync_directory
+
+    def failing(path: Path) -> None:
+        if path.name == "versions":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path)
+
+    monkeypatch.setattr(files, "sync_directory", failing)
+    with pytest.raises(RelationError, match="cannot be written: Input/output error"):
+        relation.append(pa.table({"k": [60], "name": ["ours"]}))
+    newest = Relation.open(relation.path)
+    assert (newest.version, newest.to_arrow().num_rows) == (2, 5)
 
 
 def test_two_first_builds_at_once_give_one_relation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +189,29 @@ def test_two_first_builds_at_once_give_one_relation(tmp_path: Path, monkeypatch:
     assert Relation.open(tmp_path / "r").to_arrow().to_pylist() == [{"id": "theirs"}]
 
 
-def test_refused_change_leaves_no_file_behind(relation: Relation) -> None:
+def test_refused_change_leaves_no_file_behind(tmp_path: Path) -> None:
+    """Also where some shards were written before another refused."""
+    table = pa.table({"k": list(range(40))})
+    relation = Relation.build(table, tmp_path / "r", on="k", shards=4, unique=True)
     before = files_in(relation.path, "data")
+    for key in range(100, 108):
+        for change, rows in (
+            (relation.upsert, [*range(50, 90), key, key]),
+            (relation.append, [*range(50, 90), key - 70]),
+        ):
+            with pytest.raises(RelationError, match="was declared unique"):
+                change(pa.table({"k": rows}))
     with pytest.raises(RelationError, match="have a NULL in the key"):
-        relation.upsert(TABLE)
+        relation.upsert(pa.table({"k": [*range(50, 90), None]}))
     assert files_in(relation.path, "data") == before
+
+
+def test_what_a_change_merges_at_once_leaves_no_file_behind(tmp_path: Path, without_fsync: None) -> None:
+    relation = Relation.build(pa.table({"k": [0]}), tmp_path / "r", on="k", shards=1)
+    for number in range(20):
+        relation = relation.upsert(pa.table({"k": [0, number, number + 1]}))
+    named = set().union(*(Relation.open(relation.path, v.version)._manifest.data_files() for v in relation.versions()))
+    assert files_in(relation.path, "data") == {f"data/{name}" for name in named}
 
 
 def test_directory_of_a_build_that_died_early_can_be_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
