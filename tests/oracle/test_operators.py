@@ -26,8 +26,8 @@ JOIN_TYPES = st.sampled_from(["inner", "left", "semi", "anti"])
 # Where the window is only just large enough, tuples wait for room in most examples.
 EXTRA_BYTES = st.sampled_from([0, 1, 200, 2_000, 20_000])
 SMALL = st.none() | st.integers(1, 9)
-# Five tests, five operators: at least 2,000 examples in all.
-EXAMPLES = 120
+# 120 in CI: with four tests for each operator, and one more for mesh, more than 2,000 examples in all.
+EXAMPLES = settings().max_examples * 6 // 5
 
 
 def minimum_budget(kind: str, spec: JoinSpec) -> int:

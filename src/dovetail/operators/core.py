@@ -181,22 +181,23 @@ class JoinCore:
 
     def _read_block(self, start: int, rows: int) -> RelationBlock:
         """Read rows of the relation; fewer where they turn out so large that they do not fit."""
-        block = self._read(start, rows)
-        wanted_bytes = max(block.nbytes, self._memory.block_bytes)
+        block, size_bytes = self._read(start, rows)
+        wanted_bytes = max(size_bytes, self._memory.block_bytes)
         if rows > 1 and wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
             return self._read_block(start, rows // 2)
         self._block_account.resize(wanted_bytes)
         return block
 
-    def _read(self, start: int, rows: int) -> RelationBlock:
-        """Read rows of the relation and count what that took."""
+    def _read(self, start: int, rows: int) -> tuple[RelationBlock, int]:
+        """Read rows of the relation, count what that took, and give their bytes, too, which are not free to tell."""
         began = time.perf_counter()
         block = self.spec.shard.read_block(start, rows)
         self.metrics.disk_seconds += time.perf_counter() - began
         self.metrics.blocks_read += 1
         self.metrics.relation_rows_read += block.stop - block.start
-        self.metrics.bytes_read += block.nbytes
-        return block
+        size_bytes = block.nbytes
+        self.metrics.bytes_read += size_bytes
+        return block, size_bytes
 
     def _join_block(self, block: RelationBlock) -> Iterator[pa.RecordBatch]:
         """Join a block with everything that waits.
@@ -263,8 +264,10 @@ class JoinCore:
     def _leave_oldest(self, count: int) -> Iterator[pa.RecordBatch]:
         """Let the oldest tuples leave, which have met every row: put out what their join type asks for."""
         assert self._window is not None
+        # Nothing is put out for the tuples of an inner join when they leave, so they may all go together.
+        most = count if self.spec.how == "inner" else self.results.max_rows
         while count:
-            positions = self._window.take_oldest(min(count, self.results.max_rows))
+            positions = self._window.take_oldest(min(count, most))
             count -= positions.size
             yield from self._put_out_left(positions)
 

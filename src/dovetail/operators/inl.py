@@ -167,10 +167,10 @@ class IndexNestedLoopJoin(SemiStreamOperator):
         if page is not None:
             self._pool.move_to_end(number)
             return page
-        block = self._read(number * self.block_rows, self.block_rows)
+        block, size_bytes = self._read(number * self.block_rows, self.block_rows)
         # What the batch of matches and the batch of output may take stays free.
         kept_bytes = 2 * self.results.output_bytes - self._matches_account.held_bytes
-        while self._pool and self._ledger.free_bytes - kept_bytes < block.nbytes:
+        while self._pool and self._ledger.free_bytes - kept_bytes < size_bytes:
             self._pool_account.shrink(self._pool.popitem(last=False)[1].nbytes)
         columns = [copy_of(column) for column in block.rows.columns]
         page = _Page(block.codes.copy(), record_batch(columns, block.rows.schema, block.rows.num_rows))
