@@ -7,7 +7,8 @@ stream      tuples of 20 bytes, keys by Zipf's law; "shuffled": hot keys lie any
 exponent    0, 0.25, 0.5, 1
 budget      0.5, 1, 5, 10 % of the relation's bytes, everything that an operator holds included
 disk        simulated: 60 MB/s, 8 ms per seek, CPU time + the time that disk would have taken;
-            direct: the real disk past the page cache, wall-clock time; memory: mapped pages in memory, CPU time
+            direct: the real disk past the page cache, wall-clock time less what other processes took of the CPU;
+            memory: mapped pages in memory, CPU time
 
 Bars (by section; ``--section`` chooses)
 ----

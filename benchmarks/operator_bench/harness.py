@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from dovetail import Relation
 from dovetail.memory import Budget
-from dovetail.metrics import OperatorMetrics
 from dovetail.model import CostFactors, JoinProfile, tune
 from dovetail.model.calibrate import measure as measure_factors
 from dovetail.model.explain import Strategy
@@ -28,10 +27,10 @@ PAPER_BANDWIDTH, PAPER_SEEK_S = 60e6, 0.008
 DiskName = Literal["simulated", "direct", "memory"]
 KeyOrder = Literal["shuffled", "ranked"]
 # When a rate is steady. A scan has filled its window after a cycle; with a cache it must also have counted, switched
-# and evicted for some rounds. A queue that tuples leave in the middle is steady when it was turned over twice.
-WARM_CYCLES = {"mesh": 1.05, "balanced": 14.0, "auto": 14.0}
-MEASURED_CYCLES = {"mesh": 0.5, "balanced": 3.0, "auto": 3.0}
-WARM_TURNOVERS, MEASURED_TURNOVERS = 2.0, 1.0
+# and evicted for some rounds. A queue that tuples leave in the middle is steady when it was gone through twice: when
+# all that had come by some time has left, and all that had come by then has left again.
+WARM_ROUNDS = {"mesh": 1.05, "hybrid": 2.0, "balanced": 14.0, "auto": 14.0}
+MEASURED_ROUNDS = {"mesh": 0.5, "hybrid": 1.0, "balanced": 3.0, "auto": 3.0}
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,8 @@ class DiskUnderTest:
     """A disk and the clock that tells what work on it takes.
 
     ``simulated``: the papers' disk; CPU time plus the time that the disk would have taken. ``direct``: the real disk,
-    past the page cache; wall-clock time. ``memory``: mapped pages that are in memory; CPU time.
+    past the page cache; wall-clock time without the time that other processes had the CPU. ``memory``: mapped pages
+    that are in memory; CPU time.
     """
 
     def __init__(self, name: DiskName) -> None:
@@ -182,9 +182,18 @@ class DiskUnderTest:
         self.io: Any = {"direct": "direct", "memory": "map"}.get(name, self._simulated)
 
     def now(self) -> float:
+        """Seconds so far; only differences count."""
         if self.name == "direct":
-            return time.perf_counter()
+            return time.perf_counter() - _queued_s()
         return time.process_time() + (0.0 if self._simulated is None else self._simulated.elapsed_s)
+
+
+def _queued_s() -> float:
+    """How long this process has been ready to run while others ran; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except FileNotFoundError:
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -225,28 +234,19 @@ def tuned_block_rows(data: Data, kind: str, disk: DiskUnderTest, percent: float,
 
 def steady_rate(operator: SemiStreamOperator, stream: Stream, disk: DiskUnderTest, max_seconds: float) -> Rate:
     """Offer the stream as fast as it is taken, until the rate is steady, and measure it then."""
-    cycle_rows, kind = operator.spec.shard.num_rows, operator.kind
-
-    def has_passed(since: OperatorMetrics, cycles: float, turnovers: float) -> bool:
-        if kind in WARM_CYCLES:
-            return operator.metrics.relation_rows_read - since.relation_rows_read >= cycles * cycle_rows
-        return operator.metrics.tuples_left - since.tuples_left >= turnovers * operator.window_capacity
-
-    start, began = operator.metrics.copy(), time.perf_counter()
+    warm, rounds = _Rounds(operator), WARM_ROUNDS[operator.kind]
+    began = time.perf_counter()
     # A wall-clock limit, too: an operator that has found everything in memory reads no more rows.
-    while not has_passed(start, WARM_CYCLES.get(kind, 0.0), WARM_TURNOVERS):
+    while warm.count() < rounds and time.perf_counter() - began < 2 * max_seconds:
         consume(operator.offer(stream.next()))
-        if time.perf_counter() - began > 2 * max_seconds:
-            break
     before, spent, began = operator.metrics.copy(), 0.0, time.perf_counter()
-    while True:
+    measured, rounds, is_over = _Rounds(operator), MEASURED_ROUNDS[operator.kind], False
+    while not is_over and measured.count() < rounds:
         batch = stream.next()
         started = disk.now()
         consume(operator.offer(batch))
         spent += disk.now() - started
         is_over = time.perf_counter() - began > max_seconds
-        if is_over or has_passed(before, MEASURED_CYCLES.get(kind, 0.0), MEASURED_TURNOVERS):
-            break
     left = operator.metrics.tuples_left - before.tuples_left
     steps = max(1, operator.metrics.disk_steps - before.disk_steps)
     return Rate(
@@ -256,6 +256,25 @@ def steady_rate(operator: SemiStreamOperator, stream: Stream, disk: DiskUnderTes
         block_rows=operator.block_rows,
         window_tuples=operator.window_capacity,
     )
+
+
+class _Rounds:
+    """Counts cycles over the relation or, where there are none, how often the queue was gone through."""
+
+    def __init__(self, operator: SemiStreamOperator) -> None:
+        self._operator = operator
+        self._rows_before = operator.metrics.relation_rows_read
+        self._passed = 0
+        self._mark = operator.metrics.stream_tuples_in
+
+    def count(self) -> float:
+        operator = self._operator
+        if operator.kind != "hybrid":
+            return (operator.metrics.relation_rows_read - self._rows_before) / operator.spec.shard.num_rows
+        oldest = operator.oldest
+        if oldest is not None and oldest >= self._mark:
+            self._passed, self._mark = self._passed + 1, operator.metrics.stream_tuples_in
+        return self._passed
 
 
 def baseline_rate(data: Data, disk: DiskUnderTest, percent: float, exponent: float, max_seconds: float) -> Rate:
