@@ -1,5 +1,6 @@
 """The semi-stream joins: a fast stream with a relation far larger than memory, exactly and within a budget."""
 
+from dovetail.operators.auto import AutoJoin
 from dovetail.operators.balanced import BalancedJoin
 from dovetail.operators.base import SemiStreamOperator
 from dovetail.operators.conditions import AllOf, BatchPredicate, Comparison, Condition, Range
@@ -11,13 +12,14 @@ from dovetail.operators.shedding import LeastJoinedFirst, OldestFirst, Random
 from dovetail.operators.spec import JoinSpec, JoinType, join_spec
 
 OPERATORS: dict[str, type[SemiStreamOperator]] = {
-    operator.kind: operator for operator in (MeshJoin, HybridJoin, BalancedJoin, IndexNestedLoopJoin)
+    operator.kind: operator for operator in (MeshJoin, HybridJoin, BalancedJoin, IndexNestedLoopJoin, AutoJoin)
 }
 """Every operator by its `kind`. The contract suite and the oracle tests run over all of them."""
 
 __all__ = [
     "OPERATORS",
     "AllOf",
+    "AutoJoin",
     "BalancedJoin",
     "BatchPredicate",
     "Comparison",

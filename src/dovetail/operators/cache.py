@@ -41,11 +41,16 @@ class CacheProbe:
         Slots of the codes in the cache; -1: not there. Good until the cache changes.
     first_rows, counts
         The codes' cached rows; a count of 0 where the code is not there, or is known to have no row.
+    is_looked_up, index_positions
+        Codes that were looked up in the relation's index instead: their first rows and counts are places in this
+        array of positions in the relation.
     """
 
     found: Int64Array
     first_rows: Int64Array
     counts: Int64Array
+    is_looked_up: BoolArray | None = None
+    index_positions: Int64Array | None = None
 
     @property
     def is_miss(self) -> BoolArray:
@@ -57,7 +62,9 @@ class CacheProbe:
 
     def part(self, start: int, stop: int) -> "CacheProbe":
         """The same for some of the codes."""
-        return CacheProbe(self.found[start:stop], self.first_rows[start:stop], self.counts[start:stop])
+        is_looked_up = None if self.is_looked_up is None else self.is_looked_up[start:stop]
+        found, first_rows, counts = self.found[start:stop], self.first_rows[start:stop], self.counts[start:stop]
+        return CacheProbe(found, first_rows, counts, is_looked_up, self.index_positions)
 
 
 @dataclass

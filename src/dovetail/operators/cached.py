@@ -92,8 +92,17 @@ class CachedMeshJoin(MeshJoin):
         if self.spec.ordered:
             return super()._admission_rows()
         room = MAX_BATCH_ROWS if self._window is None else self._window.capacity - len(self._window)
-        # Of those looked at together, as many should miss as there is room for.
-        return int(min(max(room / self._expected_miss_share, _FEWEST_ADMITTED), MAX_BATCH_ROWS))
+        # Of those looked at together, as many should miss as there is room for; what is known of each takes memory.
+        most = max(_FEWEST_ADMITTED, min(2 * self.results.max_rows, MAX_BATCH_ROWS))
+        return int(min(max(room / self._expected_miss_share, _FEWEST_ADMITTED), most))
+
+    def _accept(
+        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from super()._accept(batch, codes, is_null, may_drop)
+        finally:
+            self._probe = self._prepared = None
 
     def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
         if len(self._cache) == 0:
@@ -143,13 +152,12 @@ class CachedMeshJoin(MeshJoin):
     def _prepare(self, batch: pa.RecordBatch, is_null: BoolArray, answered: Int64Array, probe: CacheProbe) -> _Answer:
         """Make what is put out for rows of a piece that need not wait."""
         counts = np.where(is_null, 0, probe.counts)[answered]
-        hits = int(np.count_nonzero(counts))
+        hits = int(np.count_nonzero(counts if probe.is_looked_up is None else counts[~probe.is_looked_up[answered]]))
         is_matched = counts > 0
         positions, relation, rejected = answered, None, 0
         if self._needs_pairs:
-            which, cached_rows = expand_ranges(probe.first_rows[answered], counts.astype(np.int32))
-            positions = answered[which]
-            relation, positions, rejected = self._matching_rows(batch, positions, cached_rows)
+            which, rows_known = expand_ranges(probe.first_rows[answered], counts.astype(np.int32))
+            relation, positions, rejected = self._matching_rows(batch, answered[which], rows_known, probe)
             is_matched = np.isin(answered, positions) if rejected else is_matched
         matched = int(np.count_nonzero(is_matched))
         rows: Int64Array | None = None
@@ -166,16 +174,18 @@ class CachedMeshJoin(MeshJoin):
         return _Answer(probe, positions, relation, rows, matched, answered.size - matched, hits, rejected)
 
     def _matching_rows(
-        self, batch: pa.RecordBatch, positions: Int64Array, cached_rows: Int64Array
+        self, batch: pa.RecordBatch, positions: Int64Array, rows: Int64Array, probe: CacheProbe
     ) -> tuple[pa.RecordBatch, Int64Array, int]:
         """The relation's half of the pairs that are matches, the stream's half, and how many pairs are not."""
         if not self._cache.keeps_rows:
             return pa.RecordBatch.from_pylist([], schema=self._cache.schema), positions, 0
-        if self.spec.ordered:
-            relation = self._cache.gather_in_order(cached_rows)
-        else:
-            order, relation = self._cache.gather(cached_rows)
-            positions = positions if order is None else positions[order]
+        order, relation = self._rows_of_pairs(positions, rows, probe)
+        if order is not None and self.spec.ordered:
+            back = np.empty(order.size, np.int64)
+            back[order] = np.arange(order.size)
+            relation = relation.take(pa.array(back))
+        elif order is not None:
+            positions = positions[order]
         if not self.results.plan.verifies:
             return relation, positions, 0
         count = positions.size
@@ -183,6 +193,12 @@ class CachedMeshJoin(MeshJoin):
         if kept.size < count:
             relation, positions = relation.take(pa.array(kept)), positions[kept]
         return relation, positions, count - kept.size
+
+    def _rows_of_pairs(
+        self, positions: Int64Array, rows: Int64Array, probe: CacheProbe
+    ) -> tuple[Int64Array | None, pa.RecordBatch]:
+        """The relation's rows of pairs in the order that costs least: row i belongs to pair ``order[i]``."""
+        return self._cache.gather(rows)
 
     def _answer(
         self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, rows: Int64Array, tickets: Int64Array
@@ -195,7 +211,9 @@ class CachedMeshJoin(MeshJoin):
         metrics.matched_tuples += answer.matched
         metrics.unmatched_tuples += answer.unmatched
         metrics.cache_hits += answer.hits
-        metrics.negative_hits += rows.size - answer.hits - int(np.count_nonzero(is_null))
+        looked_up = 0 if answer.probe.is_looked_up is None else int(np.count_nonzero(answer.probe.is_looked_up[rows]))
+        metrics.lookups += looked_up
+        metrics.negative_hits += rows.size - answer.hits - looked_up - int(np.count_nonzero(is_null))
         metrics.pairs_rejected += answer.rejected
         asked = answer.probe.found[rows]
         self._cache.observe(asked[~is_null[rows]])

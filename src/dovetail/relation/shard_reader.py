@@ -81,6 +81,7 @@ class ShardReader:
         self.version = manifest.version
         self.stats: ShardStats = shard.stats
         self._disk = disk
+        self._io_mode: IoMode = mode
         self._uses_block_buffer = mode != "map"
         self._arena = Arena()
         kept = [s for s in shard.segments if s.is_keyed] + [
@@ -256,7 +257,17 @@ class ShardReader:
                 codes[mine] = segment.all_codes()[positions[mine] - base]
         return codes
 
-    # ---------------------------------------------------------------- sizes
+    # ---------------------------------------------------------------- sizes, and where they are
+
+    @property
+    def disk(self) -> Disk | None:
+        """The disk that every access is told to, if one was given."""
+        return self._disk
+
+    @property
+    def io_mode(self) -> IoMode:
+        """How bytes are read; ``map`` where a disk was given."""
+        return self._io_mode
 
     @property
     def row_bytes(self) -> float:

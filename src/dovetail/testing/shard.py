@@ -16,9 +16,9 @@ Examples
 ([0, 0], [1, 2], [1, 2])
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +113,16 @@ class MemoryShard:
         return cls(table, [code_of(row) for row in rows])
 
     @property
+    def disk(self) -> None:
+        """No disk is told of accesses."""
+        return None
+
+    @property
+    def io_mode(self) -> Literal["map"]:
+        """Pages are in memory."""
+        return "map"
+
+    @property
     def row_bytes(self) -> float:
         """Mean bytes of a row in memory."""
         return self._rows.nbytes / self.num_rows if self.num_rows else 0.0
@@ -167,6 +177,13 @@ class MemoryShard:
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
         """The rows at these positions, in the order asked for; they stay good."""
         return pc.take(self._rows, pa.array(positions, pa.int64()))
+
+    def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
+        """The rows at these positions, ascending: pairs (which of ``positions``, their rows), in two pieces."""
+        order = np.argsort(positions, kind="stable")
+        for part in np.array_split(order, 2):
+            if part.size:
+                yield part, self.gather(positions[part])
 
     def codes_at(self, positions: Int64Array) -> Int64Array:
         """The codes of the rows at these positions."""
