@@ -224,7 +224,7 @@ def join_spec(
         chunk_rows=chunk_rows,
         ordered=ordered,
         shed=shed,
-        identity={"relation": relation.path, "version": relation.version, "shard": shard},
+        identity={"relation": relation.relation_id, "version": relation.version, "shard": shard},
     )
 
 

@@ -148,8 +148,9 @@ class RelationStats:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version of a relation, whole."""
+    """One version of a relation, whole. ``relation_id`` is given by a build and inherited by every change."""
 
+    relation_id: str
     version: int
     parent: int | None
     operation: Operation
@@ -177,6 +178,7 @@ class Manifest:
     def to_json(self) -> str:
         body = {
             "format": FORMAT_VERSION,
+            "relation": self.relation_id,
             "version": self.version,
             "parent": self.parent,
             "operation": self.operation,
@@ -214,6 +216,7 @@ class Manifest:
                 "build the relation again."
             )
         return cls(
+            relation_id=document["relation"],
             version=document["version"],
             parent=document["parent"],
             operation=document["operation"],

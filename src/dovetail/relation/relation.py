@@ -3,6 +3,7 @@
 import datetime as dt
 import importlib
 import os
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
@@ -136,6 +137,7 @@ class Relation:
                     "rows, Relation.open to use it, or another path."
                 )
             base = Manifest(
+                relation_id=uuid.uuid4().hex,
                 version=versions[-1] if versions else 0,
                 parent=None,
                 operation="build",
@@ -233,6 +235,12 @@ class Relation:
     def path(self) -> str:
         """Where it is."""
         return self._files.root
+
+    @property
+    def relation_id(self) -> str:
+        """Given by the build and inherited by every change: the same rows at another path, or other rows at this one,
+        are told apart by it."""
+        return self._manifest.relation_id
 
     @property
     def version(self) -> int:

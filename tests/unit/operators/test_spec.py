@@ -70,7 +70,7 @@ def relation(tmp_path: Path) -> Relation:
 def test_ways_to_name_the_key(relation: Relation, on: Any) -> None:
     spec = join_spec(relation, STREAM, on=on, shard=1, budget="1MB")
     assert spec.on == (("id", "id"),)
-    assert dict(spec.identity) == {"relation": relation.path, "version": 1, "shard": 1}
+    assert dict(spec.identity) == {"relation": relation.relation_id, "version": 1, "shard": 1}
 
 
 @pytest.mark.parametrize(
