@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 
 from dovetail.kernels._slots import BLOCK, erase_slot, find_block, find_slot, hash_block
-from dovetail.kernels._vector import LINE, prefetch
+from dovetail.kernels._vector import LANES, LINE, emit_eight, prefetch
 from dovetail.kernels.hashing import home_slot
 
 NEXT_SEQ = 0  # the first number not yet considered by the writer
@@ -153,27 +153,30 @@ def probe_into(
         stop = min(start + BLOCK, codes.size)
         find_block(slots, codes, start, stop, homes, next_homes, aside, words)
         homes, next_homes = next_homes, homes
-        for i in range(stop - start):
-            if pair == limit:
-                return pair, start + i, np.int64(0), np.int64(0)
-            word = words[i]
-            count = word & LOW_HALF
-            position = word >> 32
-            if count <= 1:
-                # Written in any case, and kept if the count says so: no branch to mispredict.
-                out_rows[pair] = start + i
-                out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
-                pair += count
-                continue
-            fitting = min(count, limit - pair)
-            position = entries[2 * position + 1] & LOW_HALF
-            for _ in range(fitting):
-                out_rows[pair] = start + i
-                out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
-                pair += 1
-                position = entries[2 * position + 1] & LOW_HALF
-            if fitting < count:
-                return pair, start + i, position, count - fitting
+        for first in range(start, stop, LANES):
+            if first + LANES <= stop and pair + LANES <= limit:
+                emitted = emit_eight(
+                    words, first - start, first, cursor, before_cursor, from_cursor, out_rows, out_places, pair
+                )
+                if emitted >= 0:
+                    pair += emitted
+                    continue
+            for row in range(first, min(first + LANES, stop)):
+                count = words[row - start] & LOW_HALF
+                if count == 0:
+                    continue
+                fitting = min(count, limit - pair)
+                position = words[row - start] >> 32
+                if count > 1:
+                    position = entries[2 * position + 1] & LOW_HALF
+                for k in range(fitting):
+                    out_rows[pair] = row
+                    out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
+                    pair += 1
+                    if k + 1 < count:
+                        position = entries[2 * position + 1] & LOW_HALF
+                if fitting < count:
+                    return pair, row, position, count - fitting
     return pair, codes.size, np.int64(0), np.int64(0)
 
 

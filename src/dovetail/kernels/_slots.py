@@ -5,8 +5,8 @@ Four slots make a cache line. The search for a code begins at the first slot of 
 slot by slot, so the taken slots of a line are always its first ones, and one comparison of the whole line
 answers nearly every search: the code is there, or the last slot of the line is empty and the code is nowhere.
 
-Batches are looked up in blocks. While one block is compared, the lines of the next are on their way from
-memory. What one line does not answer is put aside without a branch, because at random codes the processor
+Batches are looked up in blocks, eight codes at a time. While one block is compared, the lines of the next are on their
+way from memory. What a home line does not answer is put aside without a branch, because at random codes the processor
 would mispredict it.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from dovetail.kernels._vector import LINE, lowest_bit, match_line, prefetch
+from dovetail.kernels._vector import LANES, LINE, append_lanes, count_bits, find_eight, lowest_bit, match_line, prefetch
 from dovetail.kernels.hashing import home_slot
 
 Int64Array = npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ def hash_block(slots: Any, codes: Any, start: Any, stop: Any, out_homes: Any) ->
 
 @njit(cache=True)
 def _search_on(slots: Any, line: Any, code: Any) -> Any:
-    """Give the word of `code`, which is not in the full line before `line`, or 0."""
+    """Give the word of `code`, which is in no line before `line`, or 0."""
     while True:
         if line == slots.size:
             line = 0
@@ -137,15 +137,16 @@ def find_block(
     for i in range(next_block.size, block.size):
         next_homes[i] = homes[i]
     put_aside: Any = 0
-    for i in range(block.size):
+    whole = block.size // LANES * LANES
+    for i in range(0, whole, LANES):
+        for lane in range(LANES):
+            prefetch(slots, LINE * np.int64(next_homes[i + lane]))
+        unanswered = find_eight(slots, homes, block, i, out_words)
+        append_lanes(aside, put_aside, i, unanswered)
+        put_aside += count_bits(unanswered)
+    for i in range(whole, block.size):
         prefetch(slots, LINE * np.int64(next_homes[i]))
-        line = LINE * np.int64(homes[i])
-        matches = match_line(slots, line, block[i]) & _CODES_OF_LINE
-        # Without a match this reads the word of the line's last slot. It is 0, and the answer, unless the line is full.
-        word = slots[line + lowest_bit(matches | (1 << (LINE - 2))) + 1]
-        out_words[i] = word
-        aside[put_aside] = i
-        put_aside += np.int64(matches == 0) & np.int64(word != 0)
+        out_words[i] = _search_on(slots, LINE * np.int64(homes[i]), block[i])
     for j in range(put_aside):
         line = LINE * (np.int64(homes[aside[j]]) + 1)
         prefetch(slots, line if line < slots.size else 0)
