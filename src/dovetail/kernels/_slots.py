@@ -21,6 +21,7 @@ from dovetail.kernels.hashing import home_slot
 
 Int64Array = npt.NDArray[np.int64]
 
+DEFAULT_MAX_LOAD = 0.5
 SLOTS_PER_LINE = LINE // 2
 BLOCK = 256  # codes looked up together; their lines and the next block's fit the first-level cache
 _CODES_OF_LINE = 0b01010101  # the elements of a line that are codes

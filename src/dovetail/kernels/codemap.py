@@ -14,12 +14,18 @@ from numba import njit
 
 from dovetail.errors import BudgetError
 from dovetail.kernels._arrays import BoolArray, Int64Array, as_codes
-from dovetail.kernels._slots import count_slot_bytes, erase_slot, find_slot, find_words, make_slots
+from dovetail.kernels._slots import DEFAULT_MAX_LOAD, count_slot_bytes, erase_slot, find_slot, find_words, make_slots
 from dovetail.kernels.multimap import MAX_CAPACITY
 
 # A slot's word is the value with the sign bit flipped, because a word of 0 marks an empty slot: so the smallest int64
 # is the one value that cannot be stored.
 _FLIP = np.int64(np.iinfo(np.int64).min)
+
+
+@njit(cache=True)
+def _turn_words_into_values(words: Any, default: Any) -> None:
+    for i in range(words.size):
+        words[i] = default if words[i] == 0 else words[i] ^ _FLIP
 
 
 @njit(cache=True)
@@ -97,7 +103,7 @@ class CodeMap:
     [2, 0]
     """
 
-    def __init__(self, capacity: int, max_load: float = 0.5) -> None:
+    def __init__(self, capacity: int, max_load: float = DEFAULT_MAX_LOAD) -> None:
         if not 1 <= capacity <= MAX_CAPACITY:
             raise ValueError(f"A CodeMap holds between 1 and {MAX_CAPACITY:,} codes, not {capacity:,}.")
         if not 0.1 <= max_load <= 0.9:
@@ -108,7 +114,7 @@ class CodeMap:
         self._size = 0
 
     @staticmethod
-    def nbytes_of(capacity: int, max_load: float = 0.5) -> int:
+    def nbytes_of(capacity: int, max_load: float = DEFAULT_MAX_LOAD) -> int:
         """Give the `nbytes` of a map of this capacity and load, for budgeting before there is one.
 
         Examples
@@ -169,7 +175,8 @@ class CodeMap:
         codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
-        return np.where(words == 0, np.int64(default), words ^ _FLIP)
+        _turn_words_into_values(words, default)
+        return words
 
     def contains(self, codes: Int64Array) -> BoolArray:
         """Tell for each code whether it is in the map."""

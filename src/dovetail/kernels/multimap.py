@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dovetail.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
 from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
-from dovetail.kernels._slots import count_slot_bytes, find_words, make_slots
+from dovetail.kernels._slots import DEFAULT_MAX_LOAD, count_slot_bytes, find_words, make_slots
 
 Integer = TypeVar("Integer", bound=np.signedinteger[Any])
 
@@ -70,7 +70,7 @@ class MultiMap:
     # An entry stores how often the ring had been gone round in 31 bits.
     _last_lap = 2**31 - 1
 
-    def __init__(self, capacity: int, max_load: float = 0.5) -> None:
+    def __init__(self, capacity: int, max_load: float = DEFAULT_MAX_LOAD) -> None:
         if not 1 <= capacity <= MAX_CAPACITY:
             raise ValueError(f"A MultiMap holds between 1 and {MAX_CAPACITY:,} entries, not {capacity:,}.")
         if not 0.1 <= max_load <= 0.9:
@@ -98,7 +98,7 @@ class MultiMap:
         return int(capacity) + int(capacity) // _SPARE_SHARE + 1
 
     @staticmethod
-    def nbytes_of(capacity: int, max_load: float = 0.5) -> int:
+    def nbytes_of(capacity: int, max_load: float = DEFAULT_MAX_LOAD) -> int:
         """Give the `nbytes` of a map of this capacity and load, for budgeting before there is one.
 
         Examples
