@@ -46,6 +46,8 @@ def test_writers_that_race_win_one_after_the_other_or_conflict(
             winners.remove(seed)
             tale.versions[version] = victims.after(tale.versions[version - 1], "upsert", seed)
         tale.check_whole()
+        if round_number % 5 == 4:
+            tale.check_vacuum_leaves_only_what_is_named(keep=2)
     print(f"{conflicts} conflicts in {fault_rounds} races")
     tale.check_vacuum_leaves_only_what_is_named()
 
