@@ -13,8 +13,8 @@ def auto_against_the_best(data: Data, report: Report) -> None:
     """Every point of exponent x budget x disk."""
     for disk_name in _DISKS:
         report.heading(f"auto / best of {', '.join(_OTHERS)}, {disk_name}, shuffled (bar: at least 0.9)")
-        for percent in _BUDGETS:
-            for exponent in _EXPONENTS:
+        for percent in data.sizes.of_budgets(_BUDGETS):
+            for exponent in data.sizes.of_exponents(_EXPONENTS):
                 rates = {
                     kind: rate_of(data, kind, disk_name, percent, data.stream(exponent, "shuffled")).tuples_per_s
                     for kind in ("auto", *_OTHERS)

@@ -35,7 +35,7 @@ def balanced_against_mesh(data: Data, report: Report) -> None:
     profile = data.profile(data.stream(1.0, "shuffled").zipf)
     assert profile.hit_curve is not None
     # A cached row takes the room of its entry beside its bytes, as a waiting tuple does; the ratio is what counts.
-    for percent in _BUDGETS:
+    for percent in data.sizes.of_budgets(_BUDGETS):
         budget_bytes = data.budget(percent).total_bytes
         _, optimum = optimal_cache_share(
             budget_bytes=budget_bytes, cache_entry_bytes=profile.cache_entry_bytes, hit_curve=profile.hit_curve
@@ -124,7 +124,9 @@ def _grow(directory: Path, sizes: Sizes, kind: str) -> tuple[int, dict[str, int]
     for percent in (1.0, 10.0):
         before = _resident_bytes()
         stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("memory")
-        operator = make_operator(data, kind, disk, percent, stream, block_rows=4_096)
+        operator = OPERATORS[kind](
+            join_spec(data.relation, data.stream_schema, budget=data.budget(percent), io=disk.io)
+        )
         while operator.metrics.tuples_left < operator.window_capacity // 4:
             consume(operator.offer(stream.next()))
         growth = _resident_bytes() - before
@@ -149,7 +151,7 @@ def unmatched_against_matched(data: Data, report: Report) -> None:
     """The same stream with keys that lie between those of the relation."""
     report.heading("unmatched / matched stream, simulated disk, exponent 1, shuffled (bar: at least 1)")
     for kind in ("balanced", "auto"):
-        for percent in _BUDGETS[1:]:
+        for percent in data.sizes.of_budgets(_BUDGETS[1:]):
             matched = rate_of(data, kind, "simulated", percent, data.stream(1.0, "shuffled"))
             unmatched = rate_of(data, kind, "simulated", percent, data.stream(1.0, "shuffled", is_matched=False))
             ratio = unmatched.tuples_per_s / matched.tuples_per_s

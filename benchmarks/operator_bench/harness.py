@@ -85,6 +85,14 @@ class Sizes:
     budgets: tuple[float, ...]
     max_seconds: float
 
+    def of_budgets(self, wanted: tuple[float, ...]) -> list[float]:
+        """Those of a section's own budgets that are measured at this size."""
+        return [percent for percent in wanted if percent in self.budgets]
+
+    def of_exponents(self, wanted: tuple[float, ...]) -> list[float]:
+        """Those of a section's own exponents that are measured at this size."""
+        return [exponent for exponent in wanted if exponent in self.exponents]
+
 
 FULL = Sizes(3_500_000, (0.0, 0.25, 0.5, 1.0), (0.5, 1.0, 5.0, 10.0), 4.0)
 QUICK = Sizes(400_000, (0.0, 1.0), (1.0, 10.0), 0.6)
