@@ -35,6 +35,7 @@ Not cached
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,7 @@ from dovetail.operators.cache import CacheProbe, bytes_of_rows
 from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.protocol import RelationBlock, RelationShard
 from dovetail.operators.spec import JoinSpec
+from dovetail.operators.switching import ENTRY_BYTES
 from dovetail.operators.tuple_store import Positions
 from dovetail.relation.io import PAGE_BYTES, SimulatedDisk
 
@@ -60,6 +62,7 @@ _FLUSH_SHARE = 64  # rows enter the cache when so much of what is shared has com
 _MOST_ASKED_SHARE = 4  # the most that the cache may ask for in a cycle, as a part of what is shared
 _CANDIDATE_SHARE = 0.5
 _PERIOD_LOOKUPS = 4  # lookups per cached row after which the cache is looked over, where nothing is scanned
+_COLLECTED_VALUE_BYTES = 3 * 8  # code, number of rows, frequency
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
@@ -138,6 +141,7 @@ class AutoJoin(AdaptiveCacheJoin):
         self._met_rows: list[Int64Array] = []
         self._is_whole: BoolArray = _NO_FLAGS
         self._begin_learning()
+        self._choose_ways()
 
     def _begin_learning(self) -> None:
         self._seen_before: ValueTable | None = None
@@ -177,16 +181,27 @@ class AutoJoin(AdaptiveCacheJoin):
     @property
     def leaves_early(self) -> bool:
         """Whether tuples leave a scan as soon as they have met all their rows."""
-        if self.spec.ordered or not self._is_sorted:
-            return False
-        return self._scan_seconds(True) < self._scan_seconds(False)
+        return self._leaves_early
 
     @property
     def looks_up(self) -> bool:
         """Whether tuples that the cache does not know are looked up in the index as they arrive."""
-        leaves_early = not self.spec.ordered and self._is_sorted
-        scan_s = min(self._scan_seconds(False), self._scan_seconds(True) if leaves_early else math.inf)
-        return self._lookup_seconds() < scan_s
+        return self._looks_up
+
+    def _choose_ways(self) -> None:
+        """Compare what a tuple costs in each way, with the memory as it is divided now."""
+        can_leave_early = self._is_sorted and not self.spec.ordered
+        whole_cycle_s = self._scan_seconds(False)
+        half_cycle_s = self._scan_seconds(True) if can_leave_early else math.inf
+        self._leaves_early = half_cycle_s < whole_cycle_s
+        self._looks_up = self._lookup_seconds() < min(half_cycle_s, whole_cycle_s)
+        self._cycles_waited = 0.5 if self._leaves_early else 1.0
+
+    def _move_border(self, cache_limit_bytes: int) -> bool:
+        has_moved = super()._move_border(cache_limit_bytes)
+        if has_moved:
+            self._choose_ways()
+        return has_moved
 
     # ================================================================ lookup
 
@@ -212,7 +227,9 @@ class AutoJoin(AdaptiveCacheJoin):
         is_looked_up[answered] = True
         first_rows, all_counts = probe.first_rows.copy(), probe.counts.copy()
         first_rows[answered], all_counts[answered] = firsts[is_answered], counts[is_answered]
-        self._probe = CacheProbe(probe.found, first_rows, all_counts, is_looked_up, positions)
+        self._probe = replace(
+            probe, first_rows=first_rows, counts=all_counts, is_looked_up=is_looked_up, index_positions=positions
+        )
         return waiting[~is_answered]
 
     def _rows_of_pairs(
@@ -243,7 +260,7 @@ class AutoJoin(AdaptiveCacheJoin):
         probe = None if self._prepared is None else self._prepared.probe
         if probe is not None and probe.is_looked_up is not None:
             missed = np.flatnonzero(probe.is_looked_up)
-            self._learn_from_lookups(codes[missed], probe.counts[missed])
+            self._learn_from_lookups(codes[missed])
         yield from super()._answer(batch, codes, is_null, rows, tickets)
 
     # ================================================================ scan
@@ -344,8 +361,8 @@ class AutoJoin(AdaptiveCacheJoin):
 
     def _least_tuples_per_cycle(self) -> float:
         """How often a value with one row must come to be worth its place."""
-        one = self._cached_bytes(np.ones(1, np.int64))[0]
-        return float(self.switching_factor * one / self._saved_bytes(np.ones(1))[0])
+        saved_bytes = self._cycles_waited * self._window_tuple_bytes()
+        return self.switching_factor * (self._row_bytes + ENTRY_BYTES) / saved_bytes
 
     def _remember(self, codes: Int64Array, waiting: npt.NDArray[np.float64]) -> None:
         """Keep how often values came in this cycle, as far as there is room."""
@@ -383,13 +400,15 @@ class AutoJoin(AdaptiveCacheJoin):
             _, taken = expand_ranges(rows.astype(np.int64), counts.astype(np.int32))
             batch = block.rows.take(pa.array(taken))
             taken_bytes = bytes_of_rows(batch)
-            if not self._ledger.has_room_for(taken_bytes + 24 * codes.size):
+            held_bytes = taken_bytes + _COLLECTED_VALUE_BYTES * codes.size
+            if held_bytes > room or not self._ledger.has_room_for(held_bytes):
+                self._refused_bytes += held_bytes
                 return
             self._collected.append(batch)
         self._collected_codes.append(codes)
         self._collected_counts.append(counts)
         self._collected_frequencies.append(frequencies)
-        self._collected_bytes += taken_bytes + 24 * codes.size
+        self._collected_bytes += taken_bytes + _COLLECTED_VALUE_BYTES * codes.size
         self._switching_account.resize(self._collected_bytes)
 
     def _flush(self) -> None:
@@ -400,9 +419,12 @@ class AutoJoin(AdaptiveCacheJoin):
         frequencies = np.concatenate(self._collected_frequencies)
         growth_bytes = max(0, self._cache.table_growth_bytes(codes.size))
         has_room = self._ledger.has_room_for(self._collected_bytes + growth_bytes + self._cache.table_bytes)
-        batches = [pa.concat_batches(self._collected)] if self._collected and has_room else []
+        entering_bytes = self._collected_bytes + growth_bytes
+        is_within = self._cache.nbytes + entering_bytes <= self._cache_limit_bytes
+        batches = [pa.concat_batches(self._collected)] if self._collected and has_room and is_within else []
         self._drop_collected()
-        if not has_room:
+        if not (has_room and is_within):
+            self._refused_bytes += entering_bytes
             return
         if self._cache.keeps_rows:
             self._cache.insert(np.repeat(codes, counts), batches, self._credit(frequencies))
@@ -430,7 +452,7 @@ class AutoJoin(AdaptiveCacheJoin):
 
     def _end_cycle(self) -> None:
         self._cycle_end = self._odometer + max(1, self.spec.shard.num_rows)
-        self._cycles_waited = 0.5 if self.leaves_early else 1.0
+        self._choose_ways()
         self._flush()
         self._seen_before, self._seen_now = self._seen_now, None
         self._account_learning()
@@ -449,8 +471,16 @@ class AutoJoin(AdaptiveCacheJoin):
 
     # ---------------------------------------------------------------- learning from lookups
 
-    def _learn_from_lookups(self, codes: Int64Array, counts: Int64Array) -> None:
-        """Count what was looked up; now and then, let what came often enter the cache."""
+    def _accept(
+        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
+    ) -> Iterator[pa.RecordBatch]:
+        table = self._seen_now
+        if table is not None and self._looked_up_since >= _PERIOD_LOOKUPS * max(table.capacity, len(self._cache)):
+            self._cache_what_was_looked_up(table)
+        yield from super()._accept(batch, codes, is_null, may_drop)
+
+    def _learn_from_lookups(self, codes: Int64Array) -> None:
+        """Count what was looked up."""
         if self._seen_now is None:
             capacity = ValueTable.capacity_within(self._learning_bytes)
             if capacity == 0 or self._seen_before is not None:
@@ -465,8 +495,6 @@ class AutoJoin(AdaptiveCacheJoin):
         added = np.unique(codes[found < 0])[: table.capacity - len(table)]
         table.put(added, frequencies=1)
         self._looked_up_since += codes.size
-        if self._looked_up_since >= _PERIOD_LOOKUPS * max(table.capacity, len(self._cache)):
-            self._cache_what_was_looked_up(table)
 
     def _cache_what_was_looked_up(self, table: ValueTable) -> None:
         """Give the cache the memory that no window needs, and the values that came most often."""
@@ -487,7 +515,7 @@ class AutoJoin(AdaptiveCacheJoin):
     def _make_room_for(self, codes: Int64Array, frequencies: Int64Array) -> None:
         """Evict values that came less often than those that want to enter."""
         room = self._cache_limit_bytes - self._cache.nbytes - self._slack()
-        wanted = codes.size * float(self._cached_bytes(np.ones(1, np.int64))[0]) - room
+        wanted = codes.size * (self._row_bytes + ENTRY_BYTES) - room
         if wanted <= 0 or codes.size == 0:
             return
         cached, _, counts, asked = self._cache.values()
@@ -531,10 +559,12 @@ class AutoJoin(AdaptiveCacheJoin):
         self._drop_collected()
         self._begin_learning()
         self._account_learning()
+        self._choose_ways()
 
     def _forget_cache(self) -> None:
         super()._forget_cache()
         self._begin_learning()
+        self._choose_ways()
 
     # ================================================================ explain
 

@@ -241,6 +241,8 @@ class BalancedJoin(AdaptiveCacheJoin):
         page_bytes = self._memory.output_bytes
         growth_bytes = max(0, self._cache.table_growth_bytes(len(decision)))
         copied_bytes = page_bytes if buffer.is_contiguous() else buffer.nbytes
+        if self._cache.nbytes + buffer.nbytes + growth_bytes > self._cache_limit_bytes:
+            return
         if copied_bytes + growth_bytes + self._cache.table_bytes > self._ledger.free_bytes + page_bytes:
             return
         if self._cache.keeps_rows:

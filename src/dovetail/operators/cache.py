@@ -33,17 +33,19 @@ _GROWTH = 32  # the table grows by this part, so that negative entries do not re
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """What the cache knows of a batch of codes.
+    """What the cache knows of a batch of codes; good until the cache changes.
 
     Attributes
     ----------
     found
-        Slots of the codes in the cache; -1: not there. Good until the cache changes.
+        Slots of the codes in the cache; -1: not there.
     first_rows, counts
         The codes' cached rows; a count of 0 where the code is not there, or is known to have no row.
     is_looked_up, index_positions
         Codes that were looked up in the relation's index instead: their first rows and counts are places in this
         array of positions in the relation.
+    revision
+        The state of the cache that this is about.
     """
 
     found: Int64Array
@@ -51,6 +53,7 @@ class CacheProbe:
     counts: Int64Array
     is_looked_up: BoolArray | None = None
     index_positions: Int64Array | None = None
+    revision: int = 0
 
     @property
     def is_miss(self) -> BoolArray:
@@ -64,7 +67,7 @@ class CacheProbe:
         """The same for some of the codes."""
         is_looked_up = None if self.is_looked_up is None else self.is_looked_up[start:stop]
         found, first_rows, counts = self.found[start:stop], self.first_rows[start:stop], self.counts[start:stop]
-        return CacheProbe(found, first_rows, counts, is_looked_up, self.index_positions)
+        return CacheProbe(found, first_rows, counts, is_looked_up, self.index_positions, self.revision)
 
 
 @dataclass
@@ -109,6 +112,7 @@ class RelationCache:
         self.schema = schema
         self._table: ValueTable | None = None
         self._pages: list[_Page] = []
+        self._revision = 0
 
     def __len__(self) -> int:
         return 0 if self._table is None else len(self._table)
@@ -149,16 +153,23 @@ class RelationCache:
         """Look up a batch of codes."""
         if self._table is None:
             nothing = np.zeros(codes.size, np.int64)
-            return CacheProbe(np.full(codes.size, -1, np.int64), nothing, nothing)
+            return CacheProbe(np.full(codes.size, -1, np.int64), nothing, nothing, revision=self._revision)
         found = self._table.find(codes)
         # A slot of -1 reads some other value's numbers, which are then wiped out.
         is_there = found >= 0
-        return CacheProbe(found, self._table.rows_at(found), np.where(is_there, self._table.counts_at(found), 0))
+        counts = np.where(is_there, self._table.counts_at(found), 0)
+        return CacheProbe(found, self._table.rows_at(found), counts, revision=self._revision)
 
-    def observe(self, found: Int64Array) -> None:
-        """Count that slots which `probe` gave were asked for."""
+    def observe(self, probe: CacheProbe, which: Int64Array) -> None:
+        """Count that some of the codes of a probe were asked for."""
+        self.require_unchanged(probe)
         if self._table is not None:
-            self._table.observe(found)
+            self._table.observe(probe.found[which])
+
+    def require_unchanged(self, probe: CacheProbe) -> None:
+        """Refuse what was found before the cache changed: its rows may be others' now."""
+        if probe.revision != self._revision:
+            raise InternalError("The cache has changed since it was probed.")
 
     def gather(self, rows: Positions) -> tuple[Int64Array | None, pa.RecordBatch]:
         """Rows in the order that costs least: row i of the batch is the one asked for at ``order[i]``.
@@ -225,6 +236,7 @@ class RelationCache:
         frequencies
             What to begin counting with, per value in the order in which they come.
         """
+        self._revision += 1
         is_first = np.ones(row_codes.size, np.bool_)
         np.not_equal(row_codes[1:], row_codes[:-1], out=is_first[1:])
         starts = np.flatnonzero(is_first)
@@ -246,6 +258,7 @@ class RelationCache:
     def insert_counts(self, codes: Int64Array, counts: Int64Array, frequencies: Int64Array | int = 0) -> None:
         """Add values of which only the number of rows is kept."""
         if codes.size:
+            self._revision += 1
             self._reserve(codes.size)
             assert self._table is not None
             self._table.put(codes, 0, counts, frequencies)
@@ -258,6 +271,7 @@ class RelationCache:
         """Remove values with all their rows, and give how many were there."""
         if self._table is None or codes.size == 0:
             return 0
+        self._revision += 1
         probe = self.probe(codes)
         if self.keeps_rows:
             starts = np.array([page.first_row for page in self._pages], np.int64)
@@ -274,6 +288,7 @@ class RelationCache:
 
     def clear(self) -> None:
         """Forget everything."""
+        self._revision += 1
         self._table, self._pages = None, []
 
     # ---------------------------------------------------------------- care
@@ -295,6 +310,7 @@ class RelationCache:
         table = self._table
         smaller = self._capacity_for(0)
         if table is not None and table.capacity > 2 * smaller and ValueTable.nbytes_of(smaller) <= free_bytes:
+            self._revision += 1
             self._table = table.resized(smaller)
 
     def _to_join(self, free_bytes: int) -> list[_Page]:
@@ -309,6 +325,7 @@ class RelationCache:
     def _rewrite(self, pages: Sequence[_Page]) -> None:
         """Make one page of the live rows of some."""
         assert self._table is not None
+        self._revision += 1
         chosen = {id(page) for page in pages}
         codes, rows, counts, frequencies = self._table.items()
         starts = np.array([page.first_row for page in self._pages], np.int64)

@@ -33,6 +33,7 @@ BoolArray = npt.NDArray[np.bool_]
 _LEARNING_SHARE = 64  # this part of the window's memory is for counting join values
 _LEAST_LEARNING_BYTES = 512
 _FEWEST_ADMITTED = 1024
+_ADMISSIONS_PER_WINDOW = 64
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ class CachedMeshJoin(MeshJoin):
 
     def _prepare(self, batch: pa.RecordBatch, is_null: BoolArray, answered: Int64Array, probe: CacheProbe) -> _Answer:
         """Make what is put out for rows of a piece that need not wait."""
+        self._cache.require_unchanged(probe)
         counts = np.where(is_null, 0, probe.counts)[answered]
         hits = int(np.count_nonzero(counts if probe.is_looked_up is None else counts[~probe.is_looked_up[answered]]))
         is_matched = counts > 0
@@ -215,8 +217,7 @@ class CachedMeshJoin(MeshJoin):
         metrics.lookups += looked_up
         metrics.negative_hits += rows.size - answer.hits - looked_up - int(np.count_nonzero(is_null))
         metrics.pairs_rejected += answer.rejected
-        asked = answer.probe.found[rows]
-        self._cache.observe(asked[~is_null[rows]])
+        self._cache.observe(answer.probe, rows[~is_null[rows]])
         positions = answer.positions
         if self._shedding is not None and answer.relation is not None:
             self._shedding.observe(codes[positions if answer.rows is None else positions[answer.rows >= 0]])
@@ -282,9 +283,13 @@ class CachedMeshJoin(MeshJoin):
 
     def _room_for(self, part: pa.RecordBatch, waiting: Int64Array) -> int:
         room = super()._room_for(part, waiting)
-        if self._admission_limit is None:
+        if self._admission_limit is not None:
+            room = min(room, max(0, self._admission_limit - self.pending))
+        if room == waiting.size or not self.pending or self._shedding is not None:
             return room
-        return min(room, max(0, self._admission_limit - self.pending))
+        # Few at a time would make many small chunks and batches: they enter when there is room for a good number.
+        least = min(self.window_capacity // _ADMISSIONS_PER_WINDOW, self.spec.chunk_rows or self.window_capacity)
+        return room if room >= least else 0
 
     def _account_cache(self) -> None:
         """Bring the cache's account up to date; it must have been checked that there is room."""

@@ -8,8 +8,10 @@ number of relation rows that the scan has passed when the chunk has met every ro
 are one. Tuples may also leave from the middle; a chunk counts those that are left.
 """
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,8 @@ _ARROW_SLACK_BYTES = 1024  # paddings and headers of small arrays, so that tiny 
 
 _RESIZE_BYTES = 4 + 8
 _MOVED_TOGETHER = 256
+_CHUNKS_PER_SEARCH = 16  # chunks that are listed in the time that it takes to search for one tuple's
+_last_seq = attrgetter("last_seq")
 
 
 @dataclass
@@ -271,11 +275,19 @@ class StreamWindow:
         self._store.release(positions)
 
     def _count_out(self, seqs: Int64Array) -> None:
-        lasts = np.array([chunk.last_seq for chunk in self.chunks], np.int64)
-        numbers = np.searchsorted(lasts, seqs, side="left")
-        for chunk, gone in zip(self.chunks, np.bincount(numbers, minlength=lasts.size).tolist(), strict=True):
-            chunk.live -= gone
-        self.chunks = deque(chunk for chunk in self.chunks if chunk.live)
+        if seqs.size * _CHUNKS_PER_SEARCH < len(self.chunks):
+            gone_of = Counter(bisect_left(self.chunks, seq, key=_last_seq) for seq in seqs.tolist())
+        else:
+            lasts = np.fromiter(map(_last_seq, self.chunks), np.int64, len(self.chunks))
+            numbers, gone = np.unique(np.searchsorted(lasts, seqs, side="left"), return_counts=True)
+            gone_of = Counter(dict(zip(numbers.tolist(), gone.tolist(), strict=True)))
+        has_empty = False
+        for number, left in gone_of.items():
+            chunk = self.chunks[number]
+            chunk.live -= left
+            has_empty |= chunk.live == 0
+        if has_empty:
+            self.chunks = deque(chunk for chunk in self.chunks if chunk.live)
 
     # ---------------------------------------------------------------- care
 
