@@ -72,8 +72,11 @@ class RelationFiles:
 
     def map(self, name: str) -> pa.Buffer:
         """A local file as a memory-mapped buffer."""
-        with pa.memory_map(self.path(name)) as mapped:
-            return mapped.read_buffer()
+        try:
+            with pa.memory_map(self.path(name)) as mapped:
+                return mapped.read_buffer()
+        except FileNotFoundError:
+            raise RelationNotFound(f"{self.path(name)} does not exist.") from None
 
     def writable(self) -> Path:
         """The local directory, or the error that says why there is none."""
@@ -89,6 +92,8 @@ class RelationFiles:
     def writing(self, create: bool = False) -> Iterator[Path]:
         """Be the relation's only writer on this host, or fail at once with the reason."""
         root = self.writable()
+        if not create and not root.is_dir():
+            raise RelationNotFound(f"{root} does not exist any more. Build the relation again, or check the path.")
         with storage_errors(root):
             if create:
                 for directory in (root / "versions", root / "data"):
@@ -169,7 +174,12 @@ def create_exclusively(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         write_durably(draft, text.encode())
-        os.link(draft, path)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            # A network file system may repeat a request whose answer was lost: two names mean that the link is ours.
+            if os.stat(draft).st_nlink != 2:
+                raise
         fault_point("relation.manifest.linked")
     finally:
         draft.unlink(missing_ok=True)

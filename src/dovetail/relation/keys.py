@@ -40,7 +40,8 @@ def check_schema(schema: pa.Schema, key: Sequence[str]) -> None:
     """Refuse a schema that cannot be a relation with this key, naming the columns at fault."""
     names = schema.names
     check_names(names)
-    taken = sorted(RESERVED_COLUMNS.intersection(names))
+    # Spark resolves names without regard to case, so a reserved name in capitals would be taken for ours.
+    taken = sorted(name for name in names if name.casefold() in RESERVED_COLUMNS)
     if taken:
         raise SchemaError(f"column {taken[0]!r} has a name that dovetail reserves: rename it.")
     missing = [name for name in key if name not in names]

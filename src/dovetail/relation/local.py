@@ -4,14 +4,16 @@ For tables that fit in memory: tests, experiments, lookup tables made by a progr
 that Spark would make.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dovetail.errors import SchemaError
+from dovetail.kernels.sorted_codes import group_by_block
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.format import CODE_COLUMN, Manifest, Operation, Shard
 from dovetail.relation.keys import compute_codes
@@ -42,24 +44,46 @@ class ArrowSource:
     ) -> list[Shard]:
         """Apply ``operation`` to every shard of ``base`` with these rows."""
         columns = list(base.key) if operation == "delete" else base.schema.names
-        table = self._table.select(columns)
-        codes = compute_codes(table, base.key)
+        batches = self._table.select(columns).to_batches(max_chunksize=_PIECE_ROWS)
+        batches = [_with_codes(batch, base.key) for batch in batches]
+        codes = pa.concat_arrays([pa.array([], pa.int64()), *(batch.column(CODE_COLUMN) for batch in batches)])
         numbers = shard_of_codes(codes.fill_null(0).to_numpy(), len(base.shards))
         numbers[codes.is_null().to_numpy(zero_copy_only=False)] = 0
-        table = table.add_column(0, CODE_COLUMN, codes)
+        by_shard = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[by_shard], np.arange(len(base.shards) + 1))
         shards: list[Shard] = []
         try:
             for number in range(len(base.shards)):
-                rows = table.take(pa.array(np.flatnonzero(numbers == number)))
-                rows = rows.take(pc.array_sort_indices(rows.column(CODE_COLUMN), null_placement="at_start"))
-                batches = rows.combine_chunks().to_batches(max_chunksize=_PIECE_ROWS)
-                shards.append(write_shard(ShardTask(root, number, operation, base), batches))
+                rows = by_shard[bounds[number] : bounds[number + 1]]
+                order = pc.array_sort_indices(codes.take(pa.array(rows)), null_placement="at_start")
+                pieces = _pieces(batches, rows[order.to_numpy()])
+                shards.append(write_shard(ShardTask(root, number, operation, base), pieces))
                 if progress is not None:
                     progress(number + 1, len(base.shards))
         except BaseException:
             remove_new_files(root, base, dict(enumerate(shards)))
             raise
         return shards
+
+
+def _with_codes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
+    return batch.add_column(0, CODE_COLUMN, compute_codes(batch, key))
+
+
+def _pieces(batches: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Rows of the batches, numbered through, in this order. Never a whole column at once: it may exceed 2 GiB."""
+    starts = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches])]).astype(np.int64)
+    for first in range(0, len(rows), _PIECE_ROWS):
+        piece = rows[first : first + _PIECE_ROWS]
+        order = np.argsort(piece, kind="stable")
+        numbers, offsets = group_by_block(piece[order], starts[:-1])
+        parts = [
+            batches[number].take(pa.array(piece[order][low:high] - starts[number]))
+            for number, low, high in zip(numbers.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        ]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        yield pa.concat_batches(parts).take(pa.array(back))
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -101,7 +125,7 @@ def _plain_type(name: str, kind: pa.DataType) -> pa.DataType:
         return pa.duration("us")
     if t.is_date64(kind):
         return pa.date32()
-    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind) or t.is_list_view(kind):
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
         return pa.list_(_plain_field(kind.value_field))
     if t.is_map(kind):
         return pa.map_(_plain_field(kind.key_field).with_nullable(False), _plain_field(kind.item_field))

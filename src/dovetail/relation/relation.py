@@ -4,16 +4,17 @@ import datetime as dt
 import importlib
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 from pyarrow import fs
 
-from dovetail.errors import PlanError, RelationConflict, RelationError, SchemaError
+from dovetail.errors import PlanError, RelationConflict, RelationError, RelationNotFound, SchemaError
 from dovetail.relation import keys, version_log
-from dovetail.relation.files import RelationFiles
+from dovetail.relation.files import RelationFiles, storage_errors
 from dovetail.relation.format import CodeKind, Manifest, Operation, RelationStats, Shard, ShardStats
 from dovetail.relation.io import Disk, IoMode
 from dovetail.relation.local import ArrowSource
@@ -172,7 +173,7 @@ class Relation:
     # ---------------------------------------------------------------- changing it
 
     def append(self, source: Any, progress: Progress | None = None) -> Self:
-        """Add rows, and return the new version."""
+        """Add rows to the newest version, whichever this object is, and return the new one."""
         return self._change(source, "append", progress)
 
     def upsert(self, source: Any, progress: Progress | None = None) -> Self:
@@ -186,18 +187,19 @@ class Relation:
     def vacuum(self, keep: int = 3) -> VacuumReport:
         """Remove all but the newest ``keep`` versions and the files that only they, or a killed writer, left behind.
 
-        Readers that hold a removed version open with mapped files go on reading; a new reader cannot open it.
+        Shards of a removed version that are open go on being read; it cannot be opened anew. Run it on the host that
+        writes: the lock that keeps it from a writer's unfinished files does not reach other hosts.
         """
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise PlanError(f"keep={keep!r}: a vacuum keeps at least 1 version.")
-        with self._files.writing() as root:
+        with self._files.writing() as root, storage_errors(root):
             return VersionLog(self._files).vacuum(root, keep)
 
     def _change(self, source: Any, operation: Operation, progress: Progress | None) -> Self:
         rows = row_source(source)
         with self._files.writing() as root:
             newest = VersionLog(self._files).read()
-            _check_same_columns(newest, rows.schema, operation)
+            _check_same_columns(newest, rows, operation)
             return self._commit(self._files, root, newest, rows, operation, progress)
 
     @classmethod
@@ -295,7 +297,12 @@ class Relation:
     def versions(self) -> list[VersionInfo]:
         """Its history, oldest version first, as far as it was not vacuumed."""
         log = VersionLog(self._files)
-        return [_version_info(log.read(number)) for number in log.numbers()]
+        found = []
+        for number in log.numbers():
+            # Removed by a vacuum since its name was read.
+            with suppress(RelationNotFound):
+                found.append(_version_info(log.read(number)))
+        return found
 
     def shard(
         self,
@@ -341,7 +348,7 @@ def row_source(source: Any) -> RowSource:
     """Rows to write, from whatever the caller has."""
     if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return ArrowSource(source)
-    if type(source).__module__.startswith("pyspark."):
+    if type(source).__module__.startswith("pyspark.sql.") and hasattr(source, "isStreaming"):
         # Looked up by name: reading a relation must not need Spark.
         job = importlib.import_module("dovetail.spark.relation_jobs")
         return job.DataFrameSource(source)  # type: ignore[no-any-return]
@@ -357,7 +364,8 @@ def _version_info(manifest: Manifest) -> VersionInfo:
     )
 
 
-def _check_same_columns(base: Manifest, schema: pa.Schema, operation: Operation) -> None:
+def _check_same_columns(base: Manifest, rows: RowSource, operation: Operation) -> None:
+    schema = rows.schema
     keys.check_names(schema.names)
     wanted = list(base.key) if operation == "delete" else base.schema.names
     missing = [name for name in wanted if name not in schema.names]
@@ -378,3 +386,24 @@ def _check_same_columns(base: Manifest, schema: pa.Schema, operation: Operation)
             raise SchemaError(
                 f"{operation}: column {name!r} has type {here}, in the relation it has type {there}. Cast it first."
             )
+    if base.spark_schema is not None and rows.spark_schema is not None:
+        # Several Spark types travel as the same Arrow type: an interval of months is stored as an integer.
+        ours, theirs = _spark_types(base.spark_schema), _spark_types(rows.spark_schema)
+        differing = [name for name in wanted if ours[name] != theirs[name]]
+        if differing:
+            name = differing[0]
+            raise SchemaError(
+                f"{operation}: column {name!r} has the Spark type {theirs[name]}, in the relation it has {ours[name]}. "
+                "Cast it first."
+            )
+
+
+def _spark_types(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The types in Spark's JSON schema, without comments and other metadata."""
+    return {field["name"]: _bare(field["type"]) for field in schema["fields"]}
+
+
+def _bare(kind: Any) -> Any:
+    if isinstance(kind, dict):
+        return {name: _bare(value) for name, value in kind.items() if name != "metadata"}
+    return [_bare(part) for part in kind] if isinstance(kind, list) else kind

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from dovetail.errors import RelationCorrupt
 from dovetail.kernels.sorted_codes import group_by_block, lookup_sorted
 from dovetail.relation.files import RelationFiles
-from dovetail.relation.format import FENCE_STRIDE, Segment, digest_of
+from dovetail.relation.format import FENCE_STRIDE, Deletions, Segment, digest_of
 from dovetail.relation.io import Arena, IoMode, PreadFile
 from dovetail.relation.row_ranges import read_rows
 from dovetail.relation.verified import verification_marks
@@ -58,13 +58,15 @@ class SegmentReader:
         self.file_name = self._path("rows")
         self._check_sizes()
         self._load_index()
-        self.deleted = self._load_deletions(shard)
+        self.deleted = None if segment.deletions is None else load_deletions(files, shard, segment.deletions)
         local = files.local is not None
         self._mapped_rows = files.map(f"{self._base}.rows") if local else None
         self._batches: list[pa.RecordBatch | None] = [None] * len(self._batch_rows)
         kinds = ("rows", "codes") if self.is_keyed else ("rows",)
         data_files = [Path(self._path(kind)) for kind in kinds] if local else []
         self._marks = verification_marks(data_files, segment.index_digest, len(self._batch_rows))
+        # Mapped now, checked when first used: a vacuum may remove the files under an open reader.
+        self._mapped_codes = files.map(f"{self._base}.codes") if local and self.is_keyed else None
         self._codes: Int64Array | None = None
         self._pread = self._open_pread("rows", io, arena)
         self._pread_codes = self._open_pread("codes", io, arena) if self.is_keyed else None
@@ -107,7 +109,8 @@ class SegmentReader:
         batch = self._batches[number]
         if batch is None:
             message = self._message(number)
-            if not self._marks[number] & _ROWS_CHECKED:
+            # What is not mapped is fetched anew every time, and may have changed since it was checked.
+            if self._mapped_rows is None or not self._marks[number] & _ROWS_CHECKED:
                 self._check(message, self._batch_digests[number], "rows", number)
                 self._marks[number] |= _ROWS_CHECKED
             whole = pa.ipc.read_record_batch(pa.ipc.read_message(message), self._schema)
@@ -147,9 +150,8 @@ class SegmentReader:
     def all_codes(self) -> Int64Array:
         """The mapped codes of all rows, checked."""
         if self._codes is None:
-            if self._files.local is not None:
-                data = self._files.map(f"{self._base}.codes")
-            else:
+            data = self._mapped_codes
+            if data is None:
                 data = pa.py_buffer(self._files.read(f"{self._base}.codes"))
             codes = np.frombuffer(data, np.dtype("<i8"))
             for number, digest in enumerate(self._codes_digests):
@@ -205,21 +207,6 @@ class SegmentReader:
         self._batch_digests: list[str] = values["batch_digests"].to_pylist()
         self._codes_digests: list[str] = values["codes_digests"].to_pylist()
 
-    def _load_deletions(self, shard: int) -> npt.NDArray[np.uint8] | None:
-        deletions = self._segment.deletions
-        if deletions is None:
-            return None
-        name = f"data/{shard}/{deletions.name}"
-        if self._files.size(name) is None:
-            raise _missing(self._files.path(name))
-        data = self._files.read(name)
-        if digest_of(data) != deletions.digest:
-            raise RelationCorrupt(
-                f"{self._files.path(name)} does not match its digest: it was damaged. Restore the file from a copy, or "
-                "build the relation again."
-            )
-        return np.frombuffer(data, np.uint8)
-
     def _check(self, data: object, digest: str, kind: str, batch: int | None) -> None:
         if digest_of(data) != digest:
             place = "" if batch is None else f" in record batch {batch}"
@@ -233,3 +220,17 @@ def _missing(path: str) -> RelationCorrupt:
     return RelationCorrupt(
         f"{path} is missing: it was vacuumed or deleted while in use. Open the newest version, or restore the file."
     )
+
+
+def load_deletions(files: RelationFiles, shard: int, deletions: Deletions) -> npt.NDArray[np.uint8]:
+    """The bitmap of a segment's deleted rows, checked."""
+    name = f"data/{shard}/{deletions.name}"
+    if files.size(name) is None:
+        raise _missing(files.path(name))
+    data = files.read(name)
+    if digest_of(data) != deletions.digest:
+        raise RelationCorrupt(
+            f"{files.path(name)} does not match its digest: it was damaged. Restore the file from a copy, or build the "
+            "relation again."
+        )
+    return np.frombuffer(data, np.uint8)

@@ -160,6 +160,14 @@ class ShardReader:
         return queries[order], positions[order]
 
     def _lookup_segment(self, segment: SegmentReader, base: int, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
+        queries, rows = expand_ranges(*self._ranges(segment, codes))
+        if segment.deleted is not None:
+            alive = ~segment.is_deleted(rows)
+            queries, rows = queries[alive], rows[alive]
+        return queries, rows + base
+
+    def _ranges(self, segment: SegmentReader, codes: Int64Array) -> tuple[Int64Array, npt.NDArray[np.int32]]:
+        """The rows of each code in a segment, deleted ones included: first and how many."""
         first, count = segment.lookup(codes)
         if self._disk is not None:
             first_page = first * 8 // PAGE_BYTES
@@ -167,16 +175,18 @@ class ShardReader:
             _, pages = expand_ranges(first_page, (last_page - first_page + 1).astype(np.int32))
             for page in np.unique(pages).tolist():
                 self._disk.access(f"{segment.file_name}.codes", page * PAGE_BYTES, PAGE_BYTES)
-        queries, rows = expand_ranges(first, count)
-        if segment.deleted is not None:
-            alive = ~segment.is_deleted(rows)
-            queries, rows = queries[alive], rows[alive]
-        return queries, rows + base
+        return first, count
 
     def count(self, codes: Int64Array) -> Int64Array:
         """How many live rows each code has, through the index."""
-        queries, _ = self.lookup(codes)
-        return np.bincount(queries, minlength=len(codes)).astype(np.int64)
+        counts = np.zeros(len(codes), np.int64)
+        for segment, base in self._keyed():
+            if segment.deleted is None:
+                counts += self._ranges(segment, codes)[1]
+            else:
+                queries, _ = self._lookup_segment(segment, base, codes)
+                counts += np.bincount(queries, minlength=len(codes))
+        return counts
 
     def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Where the rows of each code can be, from the resident index alone: no disk is touched.

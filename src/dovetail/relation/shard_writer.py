@@ -35,6 +35,7 @@ from dovetail.relation.format import (
 )
 from dovetail.relation.keys import keys_equal
 from dovetail.relation.merge import live_run_statistics, merge_segments
+from dovetail.relation.segment_reader import load_deletions
 from dovetail.relation.segment_writer import SegmentWriter
 from dovetail.relation.shard_reader import ShardReader
 
@@ -163,12 +164,27 @@ class _ShardWriter:
 
     def _existing(self, rows: pa.RecordBatch, codes: Int64Array) -> Int64Array:
         """Positions of the live rows that have one of these keys."""
+        # Each key once: rows of a key here times rows of it there could be more pairs than memory holds.
+        rows, codes = self._distinct_keys(rows, codes)
         queries, positions = self._reader.lookup(codes)
         if self._hashed and len(positions):
             mine = [pc.take(rows.column(name), pa.array(queries)) for name in self._base.key]
             theirs = self._reader.gather(positions)
             positions = positions[keys_equal(mine, [theirs.column(name) for name in self._base.key])]
         return positions
+
+    def _distinct_keys(self, rows: pa.RecordBatch, codes: Int64Array) -> tuple[pa.RecordBatch, Int64Array]:
+        is_first = np.concatenate([[True], codes[1:] != codes[:-1]])
+        if is_first.all():
+            return rows, codes
+        if not self._hashed:
+            return rows, codes[is_first]
+        # Of rows that share a hash, those are left out whose key equals the one before: what stays is few.
+        keys = rows.select(list(self._base.key))
+        repeats = np.flatnonzero(~is_first)
+        same = keys_equal(keys.take(pa.array(repeats)).columns, keys.take(pa.array(repeats - 1)).columns)
+        kept = np.delete(np.arange(len(codes)), repeats[same])
+        return rows.take(pa.array(kept)), codes[kept]
 
     def _refuse_duplicate(self, rows: pa.RecordBatch, positions: Int64Array) -> None:
         example = _shown(self._reader.gather(positions[:1]))
@@ -202,7 +218,7 @@ class _ShardWriter:
         bitmap = np.packbits(bits, bitorder="little")
         count = len(rows)
         if segment.deletions is not None:
-            bitmap |= np.frombuffer(self._files.read(f"data/{self._task.number}/{segment.deletions.name}"), np.uint8)
+            bitmap |= load_deletions(self._files, self._task.number, segment.deletions)
             count += segment.deletions.count
         if count == segment.rows:
             return replace(segment, deletions=Deletions("", count, ""))
@@ -239,16 +255,18 @@ class _ShardWriter:
 def choose_merge(segments: list[Segment]) -> list[Segment]:
     """The segments, all with keys or all without, that are due to be merged into one, in their order; often none.
 
-    The largest segment takes part only when the others together reach half of it: rewriting it for every few small
-    ones would cost as much as a rebuild.
+    The smallest are merged, and with them each next larger one that is at most twice as large as all before it
+    together. So a row is rewritten about as often as its segment can double, not with every few small writes.
     """
     due = {s.name for s in segments if s.rows - s.live_rows > MAX_DELETED_FRACTION * s.rows}
     if len(segments) > MAX_SEGMENTS:
-        largest = max(segments, key=lambda s: s.live_rows)
-        others = [s for s in segments if s is not largest]
-        due.update(s.name for s in others)
-        if 2 * sum(s.live_rows for s in others) >= largest.live_rows:
-            due.add(largest.name)
+        by_size = sorted(segments, key=lambda s: s.live_rows)
+        rows = 0
+        for number, segment in enumerate(by_size):
+            if number >= 2 and segment.live_rows > 2 * rows:
+                break
+            due.add(segment.name)
+            rows += segment.live_rows
     return [segment for segment in segments if segment.name in due]
 
 

@@ -11,7 +11,8 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +47,29 @@ def _identity(file: Path) -> str:
     return f"{info.st_dev:x}.{info.st_ino:x}.{info.st_size:x}.{info.st_mtime_ns:x}.{info.st_ctime_ns:x}"
 
 
+def forget_marks(digests: Iterable[str]) -> None:
+    """Remove this host's marks of segments that no longer exist, known by the digest of their index."""
+    directory = _private_directory()
+    if directory is None:
+        return
+    gone = set(digests)
+    for entry in os.scandir(directory):
+        if entry.name.partition("-")[0] in gone:
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+
+
 def _private_directory() -> Path | None:
     """A directory that only this user can write, so that nobody else can vouch for our data."""
-    directory = Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}" / "verified"
+    parent = Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}"
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(directory.parent, 0o700)
-        info = os.lstat(directory.parent)
+        for directory in (parent, parent / "verified"):
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            info = os.lstat(directory)
+            # Not made right, only looked at: what lies there may be somebody else's, or a link to something of ours.
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+                return None
     except OSError:
         return None
-    is_ours = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
-    return directory if is_ours else None
+    return parent / "verified"

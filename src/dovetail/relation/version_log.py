@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.errors import RelationConflict, RelationError, RelationNotFound
+from dovetail.errors import RelationConflict, RelationCorrupt, RelationError, RelationNotFound
 from dovetail.faultpoints import fault_point
 from dovetail.relation.files import RelationFiles, create_exclusively, storage_errors, sync_directory
 from dovetail.relation.format import FORMAT_VERSION, Manifest
+from dovetail.relation.verified import forget_marks
 
 MARKER = "RELATION"
 
@@ -59,21 +61,40 @@ class VersionLog:
     def commit(self, root: Path, manifest: Manifest) -> None:
         """Make ``manifest`` the newest version, or fail because somebody else committed first."""
         fault_point("relation.manifest.before")
+        path = root / _name(manifest.version)
+        self._require_files(manifest)
         try:
             with storage_errors(root):
-                create_exclusively(root / _name(manifest.version), manifest.to_json())
+                create_exclusively(path, manifest.to_json())
         except FileExistsError:
             raise RelationConflict(
                 f"another writer committed version {manifest.version} of {root} first. Nothing of this "
                 f"{manifest.operation} was kept; open the newest version and try again."
             ) from None
+        except RelationError as error:
+            if not path.exists():
+                raise
+            raise RelationError(
+                f"version {manifest.version} of {root} was written, but the disk failed before it was certain to "
+                f"outlast a power cut ({error}). Look whether it is there before trying again."
+            ) from None
         fault_point("relation.manifest.after")
+
+    def _require_files(self, manifest: Manifest) -> None:
+        """Refuse to commit what a vacuum on another host has taken for leftovers: no lock reaches that far."""
+        gone = [name for name in manifest.data_files() if self._files.size(f"data/{name}") is None]
+        if gone:
+            raise RelationConflict(
+                f"{self._files.path('data')}/{gone[0]} is gone: a vacuum ran on another host during this "
+                f"{manifest.operation}. Nothing was changed; try again, and run vacuums where the writer runs."
+            )
 
     def vacuum(self, root: Path, keep: int) -> VacuumReport:
         """Remove all but the newest ``keep`` versions, and every data file that no kept version names."""
         numbers = self.numbers()
         old = numbers[:-keep]
         kept = [self.read(number) for number in numbers[-keep:]]
+        forgotten = self._digests(old) - _digests_of(kept)
         for number in old:
             (root / _name(number)).unlink()
             fault_point("relation.vacuum.manifest")
@@ -87,7 +108,16 @@ class VersionLog:
             size += (root / "data" / file).stat().st_size
             (root / "data" / file).unlink()
             fault_point("relation.vacuum.file")
+        forget_marks(forgotten)
         return VacuumReport(tuple(old), len(removed), size)
+
+    def _digests(self, versions: Sequence[int]) -> set[str]:
+        """The index digests of the segments of versions; a manifest that cannot be read tells none."""
+        found: set[str] = set()
+        for version in versions:
+            with suppress(RelationCorrupt):
+                found |= _digests_of([self.read(version)])
+        return found
 
 
 def prepare(files: RelationFiles) -> None:
@@ -127,6 +157,10 @@ def _name(version: int) -> str:
 
 def _data_files(root: Path) -> list[str]:
     return [f"{file.parent.name}/{file.name}" for file in (root / "data").glob("*/*")]
+
+
+def _digests_of(manifests: Sequence[Manifest]) -> set[str]:
+    return {segment.index_digest for manifest in manifests for shard in manifest.shards for segment in shard.segments}
 
 
 def _named(manifests: Sequence[Manifest]) -> set[str]:

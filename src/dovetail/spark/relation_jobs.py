@@ -7,6 +7,7 @@ names, and only those of the attempt whose row arrived are named by the version.
 """
 
 import copy
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -73,6 +75,8 @@ class DataFrameSource:
         with _JobProgress(self._df.sparkSession, shards, progress):
             collected = receipts.collect()
         results = {row.shard: json.loads(row.receipt) for row in collected}
+        if len(results) != len(collected):
+            raise InternalError(f"{len(collected)} tasks wrote {len(results)} shards: two of them wrote the same one.")
         found = {number: shard_from_dict(r["shard"]) for number, r in results.items() if "shard" in r}
         refusals = [r["error"] for r in results.values() if "error" in r]
         if refusals:
@@ -135,9 +139,8 @@ def _write_partition(
 
 
 def _without_shard(first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
-    yield first.drop_columns([SHARD_COLUMN])
-    for batch in batches:
-        if batch.column(SHARD_COLUMN)[0].as_py() != number:
+    for batch in itertools.chain([first], batches):
+        if pc.min_max(batch.column(SHARD_COLUMN)).as_py() != {"min": number, "max": number}:
             raise InternalError(f"rows of several shards reached the task of shard {number}.")
         yield batch.drop_columns([SHARD_COLUMN])
 

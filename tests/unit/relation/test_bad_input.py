@@ -4,6 +4,7 @@ import datetime as dt
 import errno
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +390,22 @@ def test_directory_that_forbids_writing_is_read_only(relation: Relation, monkeyp
     with pytest.raises(RelationReadOnly, match="cannot be written: Permission denied"):
         relation.append(TABLE)
     assert Relation.open(relation.path).to_arrow().num_rows == 3
+
+
+@pytest.mark.parametrize("name", ["__code", "__CODE", "__Shard"])
+def test_reserved_names_are_refused_in_any_case(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SchemaError, match=name):
+        Relation.build(pa.table({"k": [1], name: [7]}), tmp_path / "r", on="k")
+
+
+def test_list_views_are_refused_by_name(tmp_path: Path) -> None:
+    table = pa.table({"k": [1], "views": pa.array([[1]], pa.list_view(pa.int64()))})
+    with pytest.raises(SchemaError, match="views"):
+        Relation.build(table, tmp_path / "r", on="k")
+
+
+def test_change_of_a_relation_whose_directory_is_gone(tmp_path: Path) -> None:
+    relation = Relation.build(pa.table({"k": [1]}), tmp_path / "r", on="k")
+    shutil.rmtree(tmp_path / "r")
+    with pytest.raises(RelationNotFound, match="does not exist any more"):
+        relation.append(pa.table({"k": [2]}))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from dovetail import Relation
 from dovetail.errors import RelationCorrupt, RelationNotFound
@@ -274,3 +275,14 @@ def test_file_that_is_not_a_manifest_is_no_version(relation: Relation) -> None:
     assert Relation.open(relation.path).version == 2
     with pytest.raises(RelationNotFound):
         Relation.open(relation.path, version=3)
+
+
+def test_what_is_fetched_again_is_checked_again(tmp_path: Path) -> None:
+    relation = Relation.build(pa.table({"k": [1], "name": ["row0"]}), tmp_path / "r", on="k", shards=1)
+    remote = Relation.open("r", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
+    shard = remote.shard(0)
+    assert shard.read_block(0, 1).rows.column("name").to_pylist() == ["row0"]
+    (rows,) = Path(relation.path, "data", "0").glob("*.rows")
+    rows.write_bytes(rows.read_bytes().replace(b"row0", b"sow0"))
+    with pytest.raises(RelationCorrupt, match="does not match its digest"):
+        shard.read_block(0, 1)

@@ -341,3 +341,137 @@ def test_merge_holds_a_bounded_number_of_bytes_however_wide_the_rows_are(
     merged = held[1:]
     assert max(merged) < 100_000
     assert sum(merged) > 4_000_000
+
+
+# -------------------------------------------------------------------- other hosts, failing disks
+
+
+def test_open_reader_outlives_a_vacuum(relation: Relation) -> None:
+    shards = [relation.shard(number) for number in range(2)]
+    Relation.build(TABLE, relation.path, on="k", mode="overwrite").vacuum(keep=1)
+    found = [code for shard in shards for block in shard.blocks(10) for code in block.codes.tolist()]
+    assert sorted(found) == [1, 2, 3]
+    assert sum(int(shard.count(np.array([2])).sum()) for shard in shards) == 1
+
+
+def test_link_whose_answer_was_lost_is_recognised(relation: Relation, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def link_and_answer_as_if_repeated(source: Any, target: Any) -> None:
+        link(source, target)
+        if not str(source).endswith(".probe") and "probe" not in str(source):
+            raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", link_and_answer_as_if_repeated)
+    newest = relation.append(pa.table({"k": [9], "name": ["z"]}))
+    assert newest.version == 2
+    assert Relation.open(relation.path).to_arrow().num_rows == 5
+
+
+def test_vacuum_of_another_host_during_a_write_is_a_conflict(
+    relation: Relation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = version_log.VersionLog(files.RelationFiles(relation.path))
+    commit = version_log.VersionLog.commit
+
+    def commit_after_foreign_vacuum(self: Any, root: Path, manifest: Any) -> None:
+        log.vacuum(root, keep=1)  # as on a host where the lock does not reach
+        commit(self, root, manifest)
+
+    monkeypatch.setattr(version_log.VersionLog, "commit", commit_after_foreign_vacuum)
+    with pytest.raises(RelationConflict, match="a vacuum ran on another host"):
+        relation.append(pa.table({"k": [9], "name": ["z"]}))
+    monkeypatch.undo()
+    assert Relation.open(relation.path).version == 1
+    assert relation.append(pa.table({"k": [9], "name": ["z"]})).to_arrow().num_rows == 5
+
+
+def test_disk_that_fails_after_the_manifest_has_its_name(relation: Relation, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = files.sync_directory
+
+    def fail_in_versions(path: Path) -> None:
+        if path.name == "versions":
+            raise OSError(errno.EIO, "Input/output error")
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_directory", fail_in_versions)
+    with pytest.raises(RelationError, match=r"version 2 of .* was written, but the disk failed"):
+        relation.append(pa.table({"k": [9], "name": ["z"]}))
+    monkeypatch.undo()
+    assert Relation.open(relation.path).to_arrow().num_rows == 5
+
+
+def test_history_leaves_out_what_a_vacuum_removes_meanwhile(
+    relation: Relation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relation.append(pa.table({"k": [9], "name": ["z"]}))
+    monkeypatch.setattr(version_log.VersionLog, "numbers", lambda self: [1, 2])
+    Path(relation.path, "versions", "00000001.json").unlink()
+    assert [info.version for info in relation.versions()] == [2]
+
+
+def test_vacuum_forgets_what_was_checked_of_segments_that_are_gone(
+    relation: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    relation.to_arrow()
+    marks = tmp_path / f"dovetail-{os.getuid()}" / "verified"
+    before = len(list(marks.iterdir()))
+    other = TABLE.set_column(1, "name", pa.array(["A", "B", "C", "D"]))
+    replaced = Relation.build(other, relation.path, on="k", shards=2, mode="overwrite")
+    replaced.to_arrow()
+    assert len(list(marks.iterdir())) == 2 * before > 0
+    replaced.vacuum(keep=1)
+    assert len(list(marks.iterdir())) == before
+
+
+def test_marks_are_never_kept_behind_a_planted_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o755)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"dovetail-{os.getuid()}").symlink_to(foreign)
+    relation = Relation.build(TABLE, tmp_path / "r", on="k", shards=1)
+    assert relation.to_arrow().num_rows == 4
+    assert foreign.stat().st_mode & 0o777 == 0o755
+    assert list(foreign.iterdir()) == []
+
+
+# -------------------------------------------------------------------- merging and repeated keys
+
+
+def test_small_appends_rewrite_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged_rows = 0
+    merge = shard_writer.merge_segments
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal merged_rows
+        segments = merge(*arguments)
+        merged_rows += sum(segment.rows for segment in segments)
+        return segments
+
+    monkeypatch.setattr(shard_writer, "merge_segments", counted)
+    relation = Relation.build(pa.table({"k": np.arange(5_000)}), tmp_path / "r", on="k", shards=1)
+    appends = 120
+    for number in range(appends):
+        relation = relation.append(pa.table({"k": [10_000 + number]}))
+    assert relation.stats.rows == 5_000 + appends
+    assert merged_rows <= 8 * appends
+    assert len(relation._manifest.shards[0].segments) <= shard_writer.MAX_SEGMENTS
+
+
+@pytest.mark.parametrize("key", [7, "seven"])
+def test_delete_of_a_key_named_many_times_looks_it_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Any
+) -> None:
+    relation = Relation.build(pa.table({"k": [key] * 300}), tmp_path / "r", on="k", shards=1)
+    pairs = []
+    lookup = shard_writer.ShardReader.lookup
+
+    def counted(self: Any, codes: Any) -> Any:
+        found = lookup(self, codes)
+        pairs.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(shard_writer.ShardReader, "lookup", counted)
+    assert relation.delete(pa.table({"k": [key] * 200})).stats.rows == 0
+    assert pairs == [300]
