@@ -41,16 +41,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.kernels.sorted_codes import expand_ranges
-from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.model.costs import CostFactors, Curve
 from dovetail.model.explain import Bottleneck, Plan
-from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
-from dovetail.operators.cache import CacheProbe, bytes_of_rows
+from dovetail.operators.adaptive import Objective
+from dovetail.operators.block_cache import BlockCacheJoin
+from dovetail.operators.cache import CacheProbe
 from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.protocol import RelationBlock, RelationShard
 from dovetail.operators.spec import JoinSpec
-from dovetail.operators.switching import ENTRY_BYTES
 from dovetail.operators.tuple_store import Positions
 from dovetail.relation.io import PAGE_BYTES, SimulatedDisk
 
@@ -58,11 +56,6 @@ __all__ = ["AutoJoin", "factors_for"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-_FLUSH_SHARE = 64  # rows enter the cache when so much of what is shared has come together
-_MOST_ASKED_SHARE = 4  # the most that the cache may ask for in a cycle, as a part of what is shared
-_CANDIDATE_SHARE = 0.5
-_PERIOD_LOOKUPS = 4  # lookups per cached row after which the cache is looked over, where nothing is scanned
-_COLLECTED_VALUE_BYTES = 3 * 8  # code, number of rows, frequency
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
@@ -93,7 +86,7 @@ def factors_for(shard: RelationShard) -> CostFactors:
     return cpu
 
 
-class AutoJoin(AdaptiveCacheJoin):
+class AutoJoin(BlockCacheJoin):
     """Join a stream with a relation by cache, scan and index, whatever is cheapest for what there is.
 
     Parameters
@@ -140,21 +133,7 @@ class AutoJoin(AdaptiveCacheJoin):
         self._leaving: list[Int64Array] = []
         self._met_rows: list[Int64Array] = []
         self._is_whole: BoolArray = _NO_FLAGS
-        self._begin_learning()
         self._choose_ways()
-
-    def _begin_learning(self) -> None:
-        self._seen_before: ValueTable | None = None
-        self._seen_now: ValueTable | None = None
-        self._cycle_end = self._odometer + self.spec.shard.num_rows
-        self._collected: list[pa.RecordBatch] = []
-        self._collected_codes: list[Int64Array] = []
-        self._collected_counts: list[Int64Array] = []
-        self._collected_frequencies: list[npt.NDArray[np.float64]] = []
-        self._collected_bytes = 0
-        self._refused_bytes = 0.0
-        self._left_unmatched = self._left_in_all = 0
-        self._looked_up_since = 0
 
     # ================================================================ which way
 
@@ -196,6 +175,10 @@ class AutoJoin(AdaptiveCacheJoin):
         self._leaves_early = half_cycle_s < whole_cycle_s
         self._looks_up = self._lookup_seconds() < min(half_cycle_s, whole_cycle_s)
         self._cycles_waited = 0.5 if self._leaves_early else 1.0
+
+    def _end_cycle(self) -> None:
+        self._choose_ways()
+        super()._end_cycle()
 
     def _move_border(self, cache_limit_bytes: int) -> bool:
         has_moved = super()._move_border(cache_limit_bytes)
@@ -280,7 +263,8 @@ class AutoJoin(AdaptiveCacheJoin):
             self._leaving, self._met_rows = [], []
             self._is_whole = self._whole_first_rows(block)
             yield from self._join_block(block)
-            self._learn_from(block)
+            if self._met_rows:
+                self._learn_from(block, np.concatenate(self._met_rows))
             # From here on nothing is lost if the iterator is given up: what has not left yet leaves at its deadline.
             MeshJoin._advance(self, block.stop - block.start)
             rows_left -= block.stop - block.start
@@ -330,240 +314,14 @@ class AutoJoin(AdaptiveCacheJoin):
         skipped = min(needed, until) - self.position
         return skipped if skipped >= break_even or min(needed, until) == until else 0
 
-    # ================================================================ what enters the cache
-
-    def _learn_from(self, block: RelationBlock) -> None:
-        """Choose among the values that the block holds whole, and take their rows along."""
-        if not self._met_rows:
-            return
-        met = np.concatenate(self._met_rows)
-        rows, waiting = np.unique(met, return_counts=True)
-        now = np.asarray(waiting * self._scale(), np.float64)
-        least = max(1.0, _CANDIDATE_SHARE * self._least_tuples_per_cycle())
-        often = np.flatnonzero(now >= least)
-        if often.size == 0:
-            return
-        rows, now = rows[often], now[often]
-        codes = block.codes[rows]
-        before = np.zeros(codes.size)
-        if self._seen_before is not None:
-            found = self._seen_before.find(codes)
-            before = np.where(found >= 0, self._seen_before.rows_at(found), 0)
-        frequencies = (before + now) / 2
-        counts = np.searchsorted(block.codes, codes, side="right") - rows
-        worth = self._saved_bytes(frequencies) / (self.switching_factor * self._cached_bytes(counts))
-        is_chosen = (worth > 1.0) & (counts <= min(self.results.max_rows, MAX_COUNT - 1))
-        is_chosen &= self._cache.probe(codes).is_miss
-        self._remember(codes[~is_chosen], now[~is_chosen])
-        chosen = np.flatnonzero(is_chosen)
-        if chosen.size:
-            self._collect(block, rows[chosen], codes[chosen], counts[chosen], frequencies[chosen])
-
-    def _least_tuples_per_cycle(self) -> float:
-        """How often a value with one row must come to be worth its place."""
-        saved_bytes = self._cycles_waited * self._window_tuple_bytes()
-        return self.switching_factor * (self._row_bytes + ENTRY_BYTES) / saved_bytes
-
-    def _remember(self, codes: Int64Array, waiting: npt.NDArray[np.float64]) -> None:
-        """Keep how often values came in this cycle, as far as there is room."""
-        if codes.size == 0:
-            return
-        if self._seen_now is None:
-            capacity = ValueTable.capacity_within(self._learning_bytes // 2)
-            if capacity == 0:
-                return
-            self._seen_now = ValueTable(capacity)
-            self._account_learning()
-        room = self._seen_now.capacity - len(self._seen_now)
-        best = np.argsort(-waiting, kind="stable")[:room]
-        self._seen_now.put(codes[best], rows=waiting[best].astype(np.int64))
-
-    def _collect(
-        self,
-        block: RelationBlock,
-        rows: Int64Array,
-        codes: Int64Array,
-        counts: Int64Array,
-        frequencies: npt.NDArray[np.float64],
-    ) -> None:
-        """Copy the rows of chosen values out of the block, as many values as there is room for."""
-        cached_bytes = np.cumsum(self._cached_bytes(counts))
-        room = self._cache_limit_bytes - self._cache.nbytes - self._collected_bytes
-        fitting = int(np.searchsorted(cached_bytes, room, side="right"))
-        if fitting < codes.size:
-            self._refused_bytes += float(cached_bytes[-1] - (cached_bytes[fitting - 1] if fitting else 0.0))
-        if fitting == 0:
-            return
-        rows, codes, counts, frequencies = rows[:fitting], codes[:fitting], counts[:fitting], frequencies[:fitting]
-        taken_bytes = 0
-        if self._cache.keeps_rows:
-            _, taken = expand_ranges(rows.astype(np.int64), counts.astype(np.int32))
-            batch = block.rows.take(pa.array(taken))
-            taken_bytes = bytes_of_rows(batch)
-            held_bytes = taken_bytes + _COLLECTED_VALUE_BYTES * codes.size
-            if held_bytes > room or not self._ledger.has_room_for(held_bytes):
-                self._refused_bytes += held_bytes
-                return
-            self._collected.append(batch)
-        self._collected_codes.append(codes)
-        self._collected_counts.append(counts)
-        self._collected_frequencies.append(frequencies)
-        self._collected_bytes += taken_bytes + _COLLECTED_VALUE_BYTES * codes.size
-        self._switching_account.resize(self._collected_bytes)
-
-    def _flush(self) -> None:
-        """Move what was collected into the cache."""
-        if not self._collected_codes:
-            return
-        codes, counts = np.concatenate(self._collected_codes), np.concatenate(self._collected_counts)
-        frequencies = np.concatenate(self._collected_frequencies)
-        growth_bytes = max(0, self._cache.table_growth_bytes(codes.size))
-        has_room = self._ledger.has_room_for(self._collected_bytes + growth_bytes + self._cache.table_bytes)
-        entering_bytes = self._collected_bytes + growth_bytes
-        is_within = self._cache.nbytes + entering_bytes <= self._cache_limit_bytes
-        batches = [pa.concat_batches(self._collected)] if self._collected and has_room and is_within else []
-        self._drop_collected()
-        if not (has_room and is_within):
-            self._refused_bytes += entering_bytes
-            return
-        if self._cache.keeps_rows:
-            self._cache.insert(np.repeat(codes, counts), batches, self._credit(frequencies))
-        else:
-            self._cache.insert_counts(codes, counts, self._credit(frequencies))
-        self.metrics.cache_insertions += codes.size
-        self._account_cache()
-        self._tidy_cache()
-        if self._cache.num_rows:
-            self._row_bytes = (self._cache.nbytes - self._cache.table_bytes) / self._cache.num_rows
-
-    def _drop_collected(self) -> None:
-        self._collected, self._collected_codes = [], []
-        self._collected_counts, self._collected_frequencies = [], []
-        self._collected_bytes = 0
-        self._switching_account.resize(0)
-
-    def _upkeep(self) -> None:
-        """Between two blocks: let rows enter the cache, end a cycle, move the border."""
-        if self._collected_bytes > self._shared_bytes // _FLUSH_SHARE:
-            self._flush()
-        if self._odometer >= self._cycle_end:
-            self._end_cycle()
-        self._move_asked_border()
-
-    def _end_cycle(self) -> None:
-        self._cycle_end = self._odometer + max(1, self.spec.shard.num_rows)
-        self._choose_ways()
-        self._flush()
-        self._seen_before, self._seen_now = self._seen_now, None
-        self._account_learning()
-        if self._is_tenth_cycle():
-            self._evict()
-        if self._refused_bytes:
-            wanted = min(self._refused_bytes, self._shared_bytes / _MOST_ASKED_SHARE)
-            limit = min(int(self._cache.nbytes + wanted + self._slack()), self._most_for_cache())
-            self._refused_bytes = 0.0
-            if limit > self._cache_limit_bytes:
-                self._ask_for_border(limit)
-
-    def _account_learning(self) -> None:
-        tables = (self._seen_before, self._seen_now)
-        self._learning_account.resize(sum(table.nbytes for table in tables if table is not None))
-
-    # ---------------------------------------------------------------- learning from lookups
-
-    def _accept(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
-    ) -> Iterator[pa.RecordBatch]:
-        table = self._seen_now
-        if table is not None and self._looked_up_since >= _PERIOD_LOOKUPS * max(table.capacity, len(self._cache)):
-            self._cache_what_was_looked_up(table)
-        yield from super()._accept(batch, codes, is_null, may_drop)
-
-    def _learn_from_lookups(self, codes: Int64Array) -> None:
-        """Count what was looked up."""
-        if self._seen_now is None:
-            capacity = ValueTable.capacity_within(self._learning_bytes)
-            if capacity == 0 or self._seen_before is not None:
-                self._seen_before = None
-                self._account_learning()
-                return
-            self._seen_now = ValueTable(capacity)
-            self._account_learning()
-        table = self._seen_now
-        found = table.find(codes)
-        table.observe(found)
-        added = np.unique(codes[found < 0])[: table.capacity - len(table)]
-        table.put(added, frequencies=1)
-        self._looked_up_since += codes.size
-
-    def _cache_what_was_looked_up(self, table: ValueTable) -> None:
-        """Give the cache the memory that no window needs, and the values that came most often."""
-        self._looked_up_since = 0
-        if self._window is not None and len(self._window) == 0:
-            self._replace_window(None)
-        if self._window is None and self._move_border(self._most_for_cache()):
-            codes, _, _, frequencies = table.items()
-            often = np.flatnonzero(frequencies > 1)
-            often = often[np.argsort(-frequencies[often], kind="stable")]
-            codes, frequencies = codes[often], frequencies[often]
-            self._make_room_for(codes, frequencies)
-            self._insert_looked_up(codes, frequencies)
-        self._seen_now = None
-        self._account_learning()
-        self._cache.reset_frequencies()
-
-    def _make_room_for(self, codes: Int64Array, frequencies: Int64Array) -> None:
-        """Evict values that came less often than those that want to enter."""
-        room = self._cache_limit_bytes - self._cache.nbytes - self._slack()
-        wanted = codes.size * (self._row_bytes + ENTRY_BYTES) - room
-        if wanted <= 0 or codes.size == 0:
-            return
-        cached, _, counts, asked = self._cache.values()
-        order = np.argsort(asked / self._cached_bytes(counts), kind="stable")
-        freed = np.cumsum(self._cached_bytes(counts[order]))
-        leaving = order[: int(np.searchsorted(freed, wanted)) + 1]
-        leaving = leaving[asked[leaving] < np.median(frequencies)]
-        self.metrics.cache_evictions += self._cache.evict(cached[leaving])
-        self._tidy_cache()
-
-    def _insert_looked_up(self, codes: Int64Array, frequencies: Int64Array) -> None:
-        counts = self.spec.shard.count(codes)
-        room = self._cache_limit_bytes - self._cache.nbytes - self._slack()
-        room = min(room, self._ledger.free_bytes // 2)
-        fits = (np.cumsum(self._cached_bytes(counts)) <= room) & (counts <= min(self.results.max_rows, MAX_COUNT - 1))
-        codes, frequencies, counts = codes[fits], frequencies[fits], counts[fits]
-        if codes.size == 0:
-            return
-        credit = np.zeros(codes.size, np.int64)
-        self._insert_negative(codes[counts == 0], frequencies[counts == 0].astype(np.float64))
-        codes, credit = codes[counts > 0], credit[counts > 0]
-        if not self._cache.keeps_rows:
-            self._cache.insert_counts(codes, counts[counts > 0], credit)
-        elif codes.size:
-            queries, positions = self.spec.shard.lookup(codes)
-            page_rows = max(1, self.results.max_rows)
-            # A page at a time, each with whole values, so that copies stay small.
-            for start in range(0, codes.size, page_rows):
-                mine = (queries >= start) & (queries < start + page_rows)
-                batch = self.spec.shard.gather(positions[mine])
-                self._cache.insert(codes[queries[mine]], [batch], credit[start : start + page_rows])
-        self.metrics.cache_insertions += codes.size
-        self._account_cache()
-        self._tidy_cache()
-
     # ================================================================ other budgets, restarts
 
     def _replan(self, spec: JoinSpec) -> None:
         super()._replan(spec)
-        self._asked_limit_bytes = self._admission_limit = None
-        self._drop_collected()
-        self._begin_learning()
-        self._account_learning()
         self._choose_ways()
 
     def _forget_cache(self) -> None:
         super()._forget_cache()
-        self._begin_learning()
         self._choose_ways()
 
     # ================================================================ explain

@@ -47,7 +47,7 @@ from dovetail.kernels.value_table import ValueTable
 from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
-from dovetail.operators.switching import ENTRY_BYTES, Candidates, SwitchingBuffer
+from dovetail.operators.switching import CANDIDATE_LOAD, ENTRY_BYTES, Candidates, SwitchingBuffer
 
 __all__ = ["BalancedJoin"]
 
@@ -174,7 +174,7 @@ class BalancedJoin(AdaptiveCacheJoin):
 
     def _choose_candidates(self) -> Candidates | None:
         assert self._window is not None
-        capacity = ValueTable.capacity_within(self._learning_bytes)
+        capacity = ValueTable.capacity_within(self._learning_bytes, CANDIDATE_LOAD)
         tuple_bytes = self._window_tuple_bytes()
         worth = self.switching_factor * (self._row_bytes + ENTRY_BYTES) / (tuple_bytes * self._scale())
         codes, waiting = frequent_codes(self._window.index, max(1, int(_CANDIDATE_SHARE * worth)), capacity)
@@ -210,7 +210,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         )
         self._candidates = None
         self._learning_account.resize(0)
-        if len(decision) and self._ledger.has_room_for(ValueTable.nbytes_of(len(decision))):
+        if len(decision) and self._ledger.has_room_for(ValueTable.nbytes_of(len(decision), CANDIDATE_LOAD)):
             self._buffer = SwitchingBuffer(decision)
             self._switching_account.resize(self._buffer.nbytes)
             self._ask_for_border(self._wanted_limit())

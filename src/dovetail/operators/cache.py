@@ -114,6 +114,11 @@ class RelationCache:
         self._pages: list[_Page] = []
         self._revision = 0
 
+    @property
+    def revision(self) -> int:
+        """Another number after every change."""
+        return self._revision
+
     def __len__(self) -> int:
         return 0 if self._table is None else len(self._table)
 

@@ -30,7 +30,7 @@ __all__ = ["CachedMeshJoin"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-_LEARNING_SHARE = 64  # this part of the window's memory is for counting join values
+_LEARNING_SHARE = 40  # this part of the window's memory is for counting join values
 _LEAST_LEARNING_BYTES = 512
 _FEWEST_ADMITTED = 1024
 _ADMISSIONS_PER_WINDOW = 64
@@ -78,6 +78,7 @@ class CachedMeshJoin(MeshJoin):
         self._learning_account = self._ledger.reserve("learning")
         self._probe: CacheProbe | None = None
         self._prepared: _Answer | None = None
+        self._known: tuple[int, CacheProbe] | None = None
         self._admission_limit: int | None = None
         self._entered = 0  # tuples that ever entered the window
         self._expected_miss_share = 1.0
@@ -103,13 +104,13 @@ class CachedMeshJoin(MeshJoin):
         try:
             yield from super()._accept(batch, codes, is_null, may_drop)
         finally:
-            self._probe = self._prepared = None
+            self._probe = self._prepared = self._known = None
 
     def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
         if len(self._cache) == 0:
             self._probe = None
             return np.flatnonzero(~is_null)
-        probe = self._cache.probe(codes)
+        probe = self._probe_once(codes)
         is_waiting = probe.is_miss & ~is_null
         self._expected_miss_share = max(1 / 64, np.count_nonzero(is_waiting) / max(1, codes.size))
         if self.spec.ordered and self.pending:
@@ -120,6 +121,17 @@ class CachedMeshJoin(MeshJoin):
             is_waiting[fitting:] = ~is_null[fitting:]
         self._probe = probe
         return np.flatnonzero(is_waiting)
+
+    def _probe_once(self, codes: Int64Array) -> CacheProbe:
+        """Look up codes, unless they were the last to be: while tuples wait for room, the same ones come again."""
+        place = codes.__array_interface__["data"][0]
+        if self._known is not None:
+            known_place, known = self._known
+            if known_place == place and len(known) >= codes.size and known.revision == self._cache.revision:
+                return known.part(0, codes.size)
+        probe = self._cache.probe(codes)
+        self._known = place, probe
+        return probe
 
     def _results_that_can_be_held(self) -> int:
         free_bytes = self._ledger.free_bytes - 2 * self._memory.output_bytes
@@ -244,7 +256,10 @@ class CachedMeshJoin(MeshJoin):
 
     def _move_border(self, cache_limit_bytes: int) -> bool:
         """Let the cache hold so much and the window the rest; False, with nothing changed, if that cannot be now."""
+        if self._admission_limit is not None and self.pending > self._admission_limit:
+            return False
         if cache_limit_bytes == self._cache_limit_bytes:
+            self._admission_limit = None
             return True
         memory = replace(self._memory, window_bytes=self._shared_bytes - cache_limit_bytes)
         capacity = self._capacity_for(self._paged_bytes, memory)

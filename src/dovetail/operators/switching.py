@@ -16,11 +16,12 @@ from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.operators.cache import bytes_of_rows
 from dovetail.operators.protocol import RelationBlock
 
-__all__ = ["ENTRY_BYTES", "Candidates", "Decision", "SwitchingBuffer"]
+__all__ = ["CANDIDATE_LOAD", "ENTRY_BYTES", "Candidates", "Decision", "SwitchingBuffer"]
 
 Int64Array = npt.NDArray[np.int64]
 ENTRY_BYTES = ValueTable.nbytes_of(1 << 20) / (1 << 20)
 """What a join value takes in the cache besides its rows."""
+CANDIDATE_LOAD = 0.5  # every relation row is looked for, and few are there
 _MOST_LOOSE_BATCHES = 32
 
 
@@ -68,7 +69,7 @@ class Candidates:
     """
 
     def __init__(self, codes: Int64Array, waiting: Int64Array, scale: float) -> None:
-        self.table = ValueTable(max(1, codes.size))
+        self.table = ValueTable(max(1, codes.size), CANDIDATE_LOAD)
         self.table.put(codes, rows=waiting)
         self._scale = scale
 
@@ -140,7 +141,7 @@ class SwitchingBuffer:
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
-        self._table = ValueTable(max(1, len(decision)))
+        self._table = ValueTable(max(1, len(decision)), CANDIDATE_LOAD)
         self._table.put(decision.codes, counts=decision.row_counts)
         self._batches: list[pa.RecordBatch] = []
         self._codes: list[Int64Array] = []
