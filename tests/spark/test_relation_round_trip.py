@@ -70,11 +70,18 @@ NAMES = ["plain", "a.b", "with space", "back`tick", "größe", "SELECT", '"quote
 @pytest.fixture
 def zone(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[str]:
     """A session whose clocks go forward at 2024-03-10 02:00; then UTC again."""
-    spark.conf.set("spark.sql.session.timeZone", request.param)
-    spark.conf.set("spark.sql.timeType.enabled", "true")
+    settings = {
+        "spark.sql.session.timeZone": request.param,
+        "spark.sql.timeType.enabled": "true",
+        # For seven rows of fifty columns, compiling takes most of a minute.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     yield request.param
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    spark.conf.unset("spark.sql.timeType.enabled")
+    for name in settings:
+        spark.conf.unset(name)
 
 
 def source(spark: SparkSession) -> DataFrame:
