@@ -7,13 +7,12 @@ Axes
   two (load 0.33). Batches of 65,536 codes, and of all 350,000 in the full one; hit rates 100 %, 50 % and 0 %. Measured
   against a compiled loop that makes one hashed random read per code in the same slot array and adds up what it reads.
   The full map is the default and the strictest reading of the bar; the others show what room to spare changes.
-  `CodeMap.get` has no bar.
 - *Lookup* of 1,000,000 codes in 20,000,000 sorted codes that are mapped from a file, through fences 128 codes apart:
   queries by Zipf's law (exponent 1, hot codes scattered) and uniform. Measured against `numpy.searchsorted` of the
   same queries in the whole array held in memory, which finds one end of each range where the lookup finds both.
 - *Upkeep* of the map, per entry: first in first out; removal from the middle with an ancient entry kept; one code that
   has all the entries.
-- *Merge* of four sorted runs against numpy's stable sort of the same codes; *gather* against `numpy.take`.
+- *Merge* of four sorted runs against numpy's stable sort of the same codes.
 
 Bars
 ----
@@ -41,8 +40,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.kernels._vector import LINE
-from dovetail.kernels.codemap import CodeMap
-from dovetail.kernels.gather import gather_fixed
 from dovetail.kernels.hashing import home_slot
 from dovetail.kernels.multimap import MultiMap
 from dovetail.kernels.sorted_codes import lookup_sorted, make_fences, merge_sorted_runs
@@ -121,8 +118,6 @@ def bench_probes(repetitions: int) -> Iterator[Result]:
         load = TABLE_CODES / (2 * capacity)
         window = MultiMap(capacity)
         window.insert(present)
-        counters = CodeMap(capacity)
-        counters.insert(present, present)
         batches = (BATCH_CODES, TABLE_CODES) if capacity == TABLE_CODES else (BATCH_CODES,)
         for batch, (rate, queries) in itertools.product(batches, (("100 %", hits), ("50 %", half), ("0 %", misses))):
             name = f"{batch:,} codes, {rate} hits, load {load:.2f}"
@@ -134,13 +129,8 @@ def bench_probes(repetitions: int) -> Iterator[Result]:
             def probe(batches: Iterator[Int64Array] = mine, window: MultiMap = window) -> object:
                 return window.probe(next(batches))
 
-            def get(batches: Iterator[Int64Array] = mine, counters: CodeMap = counters) -> object:
-                return counters.get(next(batches))
-
             result, ratio = compare(f"MultiMap.probe: {name}", probe, read, batch, repetitions)
             yield replace(result, bar=f"<= {PROBE_BAR}", is_met=ratio <= PROBE_BAR)
-            if batch == BATCH_CODES:
-                yield compare(f"CodeMap.get: {name}", get, read, batch, repetitions)[0]
 
 
 def bench_lookups(repetitions: int, directory: Path) -> Iterator[Result]:
@@ -224,15 +214,6 @@ def bench_merge_and_gather(repetitions: int) -> Iterator[Result]:
         lambda: np.argsort(joined, kind="stable"),
         rows,
         max(3, repetitions // 5),
-    )[0]
-    column = rng.integers(0, 2**62, TABLE_CODES)
-    indexes = rng.integers(0, TABLE_CODES, BATCH_CODES)
-    yield compare(
-        "gather_fixed: 8 bytes, against numpy.take",
-        lambda: gather_fixed(column, indexes),
-        lambda: np.take(column, indexes),
-        BATCH_CODES,
-        repetitions,
     )[0]
 
 

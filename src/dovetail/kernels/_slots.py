@@ -1,4 +1,4 @@
-"""The open-addressing slot table that `MultiMap` and `CodeMap` are built on.
+"""The open-addressing slot table that `MultiMap` and `ValueTable` are built on.
 
 A slot is 16 bytes: a code and a word, which is 0 where the slot is empty; the maps give the word its meaning.
 Four slots make a cache line. The search for a code begins at the first slot of its *home line* and goes on
