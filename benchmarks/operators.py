@@ -24,9 +24,10 @@ auto        within 10 % of the best other strategy at exponents 0, 0.5, 1, budge
 model       predicted loop costs within 15 % of measured over the papers' validation grids
 nomatch     streams without a match at least as fast as matched ones, once the cache knows that there is none
 
-A rate is taken when it is steady: after the window was filled and turned over, the cache counted and switched. Stream
-tuples are made outside the measured time. The data is made below ``--dir`` and removed at the end; with ``--data`` it
-is kept there for the next run. Always ends with exit code 0; lines whose bar was missed say so.
+A rate is taken when it is steady: after the window was filled and turned over, the cache counted and switched. What is
+compared is measured by turns, a little at a time. Stream tuples are made outside the measured time.
+The data is made below ``--dir`` and removed at the end; with ``--data`` it is kept there for the next run. Always ends
+with exit code 0; lines whose bar was missed say so.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Section ``auto``: the strategy that chooses by itself against each of the others."""
 
-from operator_bench.harness import Data, DiskName, Report, rate_of
+from operator_bench.harness import Data, DiskName, Report, rates_of
 
 _EXPONENTS = (0.0, 0.5, 1.0)
 _BUDGETS = (1.0, 5.0, 10.0)
@@ -15,10 +15,9 @@ def auto_against_the_best(data: Data, report: Report) -> None:
         report.heading(f"auto / best of {', '.join(_OTHERS)}, {disk_name}, shuffled (bar: at least 0.9)")
         for percent in data.sizes.of_budgets(_BUDGETS):
             for exponent in data.sizes.of_exponents(_EXPONENTS):
-                rates = {
-                    kind: rate_of(data, kind, disk_name, percent, data.stream(exponent, "shuffled")).tuples_per_s
-                    for kind in ("auto", *_OTHERS)
-                }
+                runs = [(kind, data.stream(exponent, "shuffled")) for kind in ("auto", *_OTHERS)]
+                measured = rates_of(data, disk_name, percent, runs)
+                rates = {kind: rate.tuples_per_s for (kind, _), rate in zip(runs, measured, strict=True)}
                 best = max(_OTHERS, key=lambda kind: rates[kind])
                 ratio = rates["auto"] / rates[best]
                 report.add(

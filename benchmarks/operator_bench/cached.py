@@ -14,19 +14,21 @@ from dovetail.operators import OPERATORS, join_spec
 from operator_bench.harness import (
     Data,
     DiskUnderTest,
+    Measurement,
     Rate,
     Report,
     Sizes,
     consume,
     make_operator,
-    rate_of,
-    steady_rate,
+    measure_by_turns,
+    rates_of,
 )
 
 _BUDGETS = (1.0, 5.0, 10.0)
 # What the SSBJ paper reports over MESHJOIN; more than its own memory model allows.
 _PAPER_GAIN = "7-8"
 _RATES = (50_000, 100_000)
+_SETTLING_SHARE = 16.0  # how much longer than it is measured the operator may take to fill its cache
 
 
 def balanced_against_mesh(data: Data, report: Report) -> None:
@@ -43,8 +45,7 @@ def balanced_against_mesh(data: Data, report: Report) -> None:
         _, declared = optimal_cache_share(
             budget_bytes=budget_bytes, cache_entry_bytes=profile.relation_row_bytes, hit_curve=profile.hit_curve
         )
-        mesh = rate_of(data, "mesh", "simulated", percent, data.stream(1.0, "shuffled"))
-        balanced = _settled_rate(data, percent)
+        mesh, balanced = _settled_rates(data, percent)
         gain = balanced.tuples_per_s / mesh.tuples_per_s
         report.add(
             "balanced",
@@ -62,11 +63,13 @@ def balanced_against_mesh(data: Data, report: Report) -> None:
     _memory_held(data, report)
 
 
-def _settled_rate(data: Data, percent: float) -> Rate:
-    """Balanced after as many rounds as it takes to fill its cache, however long that takes."""
-    stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("simulated")
-    operator = make_operator(data, "balanced", disk, percent, stream)
-    return steady_rate(operator, stream, disk, data.sizes.max_seconds, warm_share=6.0)
+def _settled_rates(data: Data, percent: float) -> list[Rate]:
+    """Mesh and balanced, the latter after as many rounds as it takes to fill its cache, however long that takes."""
+    measurements = []
+    for kind in ("mesh", "balanced"):
+        stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("simulated")
+        measurements.append(Measurement(make_operator(data, kind, disk, percent, stream), stream, disk))
+    return measure_by_turns(measurements, data.sizes, warm_share=_SETTLING_SHARE)
 
 
 def _memory_for_a_rate(data: Data, report: Report) -> None:
@@ -87,8 +90,8 @@ def _memory_for_a_rate(data: Data, report: Report) -> None:
             continue
         budget = Budget(int(1.1 * plan.total_bytes))
         spec = join_spec(data.relation, data.stream_schema, budget=budget, block_rows=plan.block_rows, io=disk.io)
-        operator = OPERATORS["balanced"](spec)
-        measured = steady_rate(operator, stream, disk, data.sizes.max_seconds, warm_share=6.0)
+        balanced = Measurement(OPERATORS["balanced"](spec), stream, disk)
+        (measured,) = measure_by_turns([balanced], data.sizes, warm_share=_SETTLING_SHARE)
         report.add(
             "balanced",
             f"{rate:,} tuples/s with 1.1 x {plan.total_bytes:,} bytes",
@@ -152,8 +155,8 @@ def unmatched_against_matched(data: Data, report: Report) -> None:
     report.heading("unmatched / matched stream, simulated disk, exponent 1, shuffled (bar: at least 1)")
     for kind in ("balanced", "auto"):
         for percent in data.sizes.of_budgets(_BUDGETS[1:]):
-            matched = rate_of(data, kind, "simulated", percent, data.stream(1.0, "shuffled"))
-            unmatched = rate_of(data, kind, "simulated", percent, data.stream(1.0, "shuffled", is_matched=False))
+            runs = [(kind, data.stream(1.0, "shuffled", is_matched=is_matched)) for is_matched in (True, False)]
+            matched, unmatched = rates_of(data, "simulated", percent, runs)
             ratio = unmatched.tuples_per_s / matched.tuples_per_s
             report.add(
                 "nomatch",

@@ -1,6 +1,5 @@
 """Sections ``inl`` and ``hybrid``: strategies without a cache, disk-bound, on the papers' disk and on this one."""
 
-from dovetail.model import tune
 from operator_bench.harness import (
     Data,
     DiskName,
@@ -10,7 +9,7 @@ from operator_bench.harness import (
     Report,
     Stream,
     baseline_rate,
-    rate_of,
+    rates_of,
 )
 
 DISKS: tuple[DiskName, ...] = ("simulated", "direct")
@@ -21,7 +20,7 @@ def against_index_nested_loops(data: Data, report: Report) -> None:
     for disk_name in DISKS:
         report.heading(f"mesh / index nested loops, {disk_name} disk, exponent 0.5, shuffled (bar: at least 10)")
         for percent in data.sizes.budgets:
-            mesh = rate_of(data, "mesh", disk_name, percent, data.stream(0.5, "shuffled"))
+            (mesh,) = rates_of(data, disk_name, percent, [("mesh", data.stream(0.5, "shuffled"))])
             inl = baseline_rate(data, DiskUnderTest(disk_name), percent, 0.5, data.sizes.max_seconds)
             ratio = mesh.tuples_per_s / inl.tuples_per_s
             report.add(
@@ -45,10 +44,11 @@ def hybrid_against_mesh(data: Data, report: Report) -> None:
         )
         for percent in data.sizes.budgets:
             for exponent in data.sizes.exponents:
-                mesh = rate_of(data, "mesh", disk_name, percent, data.stream(exponent, "shuffled"))
-                for order in orders if exponent else orders[:1]:
-                    stream = data.stream(exponent, order)
-                    hybrid = rate_of(data, "hybrid", disk_name, percent, stream)
+                used = orders if exponent else orders[:1]
+                runs = [("mesh", data.stream(exponent, "shuffled"))]
+                runs += [("hybrid", data.stream(exponent, order)) for order in used]
+                mesh, *hybrids = rates_of(data, disk_name, percent, runs)
+                for order, hybrid in zip(used, hybrids, strict=True):
                     _compare(data, report, disk_name, percent, exponent, order, hybrid, mesh)
 
 
@@ -84,8 +84,5 @@ def _compare(
 def model_ratio(data: Data, disk_name: DiskName, percent: float, stream: Stream) -> float:
     """What the two models, each tuned for itself, say of the same budget."""
     disk = DiskUnderTest(disk_name)
-    profile, factors = data.profile(stream.zipf), data.factors_for(disk)
-    hybrid, mesh = (
-        tune(strategy, profile=profile, factors=factors, budget=data.budget(percent)) for strategy in ("hybrid", "mesh")
-    )
-    return hybrid.service_rate / mesh.service_rate
+    hybrid = data.plan("hybrid", disk, percent, stream.zipf)
+    return hybrid.service_rate / data.plan("mesh", disk, percent, stream.zipf).service_rate

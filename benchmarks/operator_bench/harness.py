@@ -14,7 +14,7 @@ from dovetail import Relation
 from dovetail.memory import Budget
 from dovetail.model import CostFactors, JoinProfile, tune
 from dovetail.model.calibrate import measure as measure_factors
-from dovetail.model.explain import Strategy
+from dovetail.model.explain import Plan, Strategy
 from dovetail.operators import OPERATORS, JoinSpec, SemiStreamOperator, join_spec
 from dovetail.operators.window import StreamWindow
 from dovetail.relation.io import SimulatedDisk
@@ -30,7 +30,7 @@ KeyOrder = Literal["shuffled", "ranked"]
 # and evicted for some rounds. A queue that tuples leave in the middle is steady when it was gone through twice: when
 # all that had come by some time has left, and all that had come by then has left again.
 WARM_ROUNDS = {"mesh": 1.05, "hybrid": 2.0, "balanced": 16.0, "auto": 12.0}
-MEASURED_ROUNDS = {"mesh": 0.5, "hybrid": 1.0, "balanced": 3.0, "auto": 2.0}
+TURNS = 6
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Sizes:
         return [exponent for exponent in wanted if exponent in self.exponents]
 
 
-FULL = Sizes(3_500_000, (0.0, 0.25, 0.5, 1.0), (0.5, 1.0, 5.0, 10.0), 4.0)
-QUICK = Sizes(400_000, (0.0, 1.0), (1.0, 10.0), 0.6)
+FULL = Sizes(3_500_000, (0.0, 0.25, 0.5, 1.0), (0.5, 1.0, 5.0, 10.0), 1.5)
+QUICK = Sizes(400_000, (0.0, 1.0), (1.0, 10.0), 0.2)
 
 
 class Data:
@@ -110,11 +110,11 @@ class Data:
         path = directory / f"r-{sizes.rows}"
         self.relation = Relation.open(path) if path.exists() else _build(path, sizes.rows)
         self.stream_schema = self.stream(0.0, "ranked").next().schema
-        self.rates: dict[tuple[str, DiskName, float, str], Rate] = {}
+        self._profiles: dict[str, JoinProfile] = {}
+        self._plans: dict[tuple[str, DiskName, float, str], Plan] = {}
 
     def stream(self, exponent: float, order: KeyOrder, is_matched: bool = True) -> "Stream":
-        zipf = Zipf(self.sizes.rows, exponent, order=order, seed=3)
-        return Stream(zipf, is_matched, f"{exponent:g} {order} {'matched' if is_matched else 'unmatched'}")
+        return Stream(Zipf(self.sizes.rows, exponent, order=order, seed=3), is_matched)
 
     def shard(self, disk: "DiskUnderTest") -> ShardReader:
         return self.relation.shard(0, columns=["sk", "pay"], io=disk.io)
@@ -136,15 +136,26 @@ class Data:
 
     def profile(self, zipf: Zipf) -> JoinProfile:
         """What the models need to know, with the bytes per tuple that the window really takes."""
-        columns = pa.schema([f for f in self.stream_schema if f.name != "__code"])
-        entry_bytes = StreamWindow.bytes_for(columns, 100_000) / 100_000
-        return JoinProfile.with_overhead(
-            relation_rows=self.sizes.rows,
-            relation_row_bytes=self.shard(DiskUnderTest("memory")).disk_row_bytes,
-            window_overhead_bytes=entry_bytes - 20,
-            hit_curve=zipf.hit_curve(),
-            storage_curve=zipf.storage_cumulative() if zipf.exponent else None,
-        )
+        if repr(zipf) not in self._profiles:
+            columns = pa.schema([f for f in self.stream_schema if f.name != "__code"])
+            entry_bytes = StreamWindow.bytes_for(columns, 100_000) / 100_000
+            self._profiles[repr(zipf)] = JoinProfile.with_overhead(
+                relation_rows=self.sizes.rows,
+                relation_row_bytes=self.shard(DiskUnderTest("memory")).disk_row_bytes,
+                window_overhead_bytes=entry_bytes - 20,
+                hit_curve=zipf.hit_curve(),
+                storage_curve=zipf.storage_cumulative() if zipf.exponent else None,
+            )
+        return self._profiles[repr(zipf)]
+
+    def plan(self, strategy: Strategy, disk: "DiskUnderTest", percent: float, zipf: Zipf) -> Plan:
+        """What the model finds best and predicts."""
+        key = (strategy, disk.name, percent, repr(zipf))
+        if key not in self._plans:
+            self._plans[key] = tune(
+                strategy, profile=self.profile(zipf), factors=self.factors_for(disk), budget=self.budget(percent)
+            )
+        return self._plans[key]
 
 
 def _build(path: Path, rows: int) -> Relation:
@@ -165,9 +176,8 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 class Stream:
     """An endless stream in batches."""
 
-    def __init__(self, zipf: Zipf, is_matched: bool, name: str) -> None:
+    def __init__(self, zipf: Zipf, is_matched: bool = True) -> None:
         self.zipf = zipf
-        self.name = name
         self._is_matched = is_matched
         self._tuples = 0
 
@@ -238,36 +248,70 @@ def tuned_block_rows(data: Data, kind: str, disk: DiskUnderTest, percent: float,
     strategies: dict[str, Strategy] = {"mesh": "mesh", "hybrid": "hybrid", "balanced": "balanced"}
     if kind not in strategies:
         return None
-    profile, factors = data.profile(zipf), data.factors_for(disk)
-    return tune(strategies[kind], profile=profile, factors=factors, budget=data.budget(percent)).block_rows
+    return data.plan(strategies[kind], disk, percent, zipf).block_rows
 
 
-def steady_rate(
-    operator: SemiStreamOperator, stream: Stream, disk: DiskUnderTest, max_seconds: float, warm_share: float = 2.0
-) -> Rate:
-    """Offer the stream as fast as it is taken, until the rate is steady, and measure it then."""
-    warm, rounds = _Rounds(operator), WARM_ROUNDS[operator.kind]
-    # A limit on the CPU's time, too: an operator that has found everything in memory reads no more rows.
-    began = time.process_time()
-    while warm.count() < rounds and time.process_time() - began < warm_share * max_seconds:
-        consume(operator.offer(stream.next()))
-    before, spent, began = operator.metrics.copy(), 0.0, time.process_time()
-    measured, rounds, is_over = _Rounds(operator), MEASURED_ROUNDS[operator.kind], False
-    while not is_over and measured.count() < rounds:
-        batch = stream.next()
-        started = disk.now()
-        consume(operator.offer(batch))
-        spent += disk.now() - started
-        is_over = time.process_time() - began > max_seconds
-    left = operator.metrics.tuples_left - before.tuples_left
-    steps = max(1, operator.metrics.disk_steps - before.disk_steps)
-    return Rate(
-        tuples_per_s=left / spent,
-        loop_s=spent / steps,
-        tuples_per_loop=left / steps,
-        block_rows=operator.block_rows,
-        window_tuples=operator.window_capacity,
-    )
+class Measurement:
+    """One operator that is fed its stream as fast as it takes it: first until its rate is steady, then measured."""
+
+    def __init__(self, operator: SemiStreamOperator, stream: Stream, disk: DiskUnderTest) -> None:
+        self.operator = operator
+        self._stream = stream
+        self._disk = disk
+        self._before = operator.metrics.copy()
+        self._spent_s = 0.0
+        # Without a cache, small against the window, so that a turn is not much longer than it is meant to be.
+        self._batch_rows = OFFERED_TUPLES
+        if operator.kind in ("mesh", "hybrid"):
+            self._batch_rows = max(128, min(OFFERED_TUPLES, operator.window_capacity // 32))
+
+    def warm_up(self, max_seconds: float) -> None:
+        """Feed until the rate is steady; an operator that finds all in memory reads no more, hence the limit."""
+        rounds, began = _Rounds(self.operator), time.process_time()
+        while rounds.count() < WARM_ROUNDS[self.operator.kind] and time.process_time() - began < max_seconds:
+            consume(self.operator.offer(self._stream.next(self._batch_rows)))
+        self._before = self.operator.metrics.copy()
+
+    def run(self, seconds: float) -> None:
+        """Feed and measure for so many seconds of the CPU's time."""
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            batch = self._stream.next(self._batch_rows)
+            started = self._disk.now()
+            consume(self.operator.offer(batch))
+            self._spent_s += self._disk.now() - started
+
+    def rate(self) -> Rate:
+        """What was measured since the operator was warm."""
+        metrics = self.operator.metrics
+        left = metrics.tuples_left - self._before.tuples_left
+        steps = max(1, metrics.disk_steps - self._before.disk_steps)
+        return Rate(
+            tuples_per_s=left / self._spent_s,
+            loop_s=self._spent_s / steps,
+            tuples_per_loop=left / steps,
+            block_rows=self.operator.block_rows,
+            window_tuples=self.operator.window_capacity,
+        )
+
+
+def measure_by_turns(measurements: list[Measurement], sizes: Sizes, warm_share: float = 4.0) -> list[Rate]:
+    """Measure operators in turns, a little at a time, so that what else the machine does meets all of them."""
+    for measurement in measurements:
+        measurement.warm_up(warm_share * sizes.max_seconds)
+    for _ in range(TURNS):
+        for measurement in measurements:
+            measurement.run(sizes.max_seconds / TURNS)
+    return [measurement.rate() for measurement in measurements]
+
+
+def rates_of(data: Data, disk_name: DiskName, percent: float, runs: list[tuple[str, Stream]]) -> list[Rate]:
+    """The steady rates of fresh operators, measured by turns."""
+    measurements = []
+    for kind, stream in runs:
+        disk = DiskUnderTest(disk_name)
+        measurements.append(Measurement(make_operator(data, kind, disk, percent, stream), stream, disk))
+    return measure_by_turns(measurements, data.sizes)
 
 
 class _Rounds:
@@ -296,7 +340,7 @@ def baseline_rate(data: Data, disk: DiskUnderTest, percent: float, exponent: flo
     operator = OPERATORS["index_nested_loop"](spec)
     began = time.perf_counter()
     pages = data.budget(percent).total_bytes / (128 * ROW_BYTES)
-    while operator.metrics.blocks_read < 1.5 * pages and time.perf_counter() - began < 2 * max_seconds:
+    while operator.metrics.blocks_read < 1.5 * pages and time.perf_counter() - began < 4 * max_seconds:
         consume(operator.offer(stream.next(256)))
     tuples, spent, began = 0, 0.0, time.perf_counter()
     while tuples < 4_096 and time.perf_counter() - began < max_seconds:
@@ -306,16 +350,6 @@ def baseline_rate(data: Data, disk: DiskUnderTest, percent: float, exponent: flo
         spent += disk.now() - started
         tuples += batch.num_rows
     return Rate(tuples / spent, spent / tuples, 1.0, operator.block_rows, 0)
-
-
-def rate_of(data: Data, kind: str, disk_name: DiskName, percent: float, stream: Stream) -> Rate:
-    """The steady rate of a fresh operator; sections that ask for the same share one measurement."""
-    key = (kind, disk_name, percent, stream.name)
-    if key not in data.rates:
-        disk = DiskUnderTest(disk_name)
-        operator = make_operator(data, kind, disk, percent, stream)
-        data.rates[key] = steady_rate(operator, stream, disk, data.sizes.max_seconds)
-    return data.rates[key]
 
 
 def consume(output: Iterator[pa.RecordBatch]) -> None:

@@ -1,7 +1,16 @@
 """Section ``model``: predicted against measured cost of an iteration, over the papers' validation grids."""
 
 from dovetail.model import BalancedModel, HybridModel, IndexNestedLoopModel, LoopCost, MeshModel
-from operator_bench.harness import ROW_BYTES, Data, DiskUnderTest, Report, baseline_rate, make_operator, steady_rate
+from operator_bench.harness import (
+    ROW_BYTES,
+    Data,
+    DiskUnderTest,
+    Measurement,
+    Report,
+    baseline_rate,
+    make_operator,
+    measure_by_turns,
+)
 
 # MESHJOIN, figure 6 a: 5 % of R, b varies; here as a share of that memory.
 _MESH_BLOCK_SHARES = (0.003, 0.006, 0.015, 0.03, 0.06, 0.15)
@@ -27,7 +36,7 @@ def _point(data: Data, report: Report, kind: str, percent: float, exponent: floa
     disk, stream = DiskUnderTest("simulated"), data.stream(exponent, "shuffled")
     profile, factors = data.profile(stream.zipf), data.factors_for(disk)
     operator = make_operator(data, kind, disk, percent, stream, block_rows)
-    measured = steady_rate(operator, stream, disk, data.sizes.max_seconds)
+    (measured,) = measure_by_turns([Measurement(operator, stream, disk)], data.sizes)
     predicted: LoopCost
     if kind == "hybrid":
         predicted = HybridModel(profile, factors).loop(measured.block_rows, measured.window_tuples)
