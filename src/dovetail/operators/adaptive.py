@@ -24,6 +24,7 @@ Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Objective = Literal["rate", "memory"]
 _CYCLES_PER_EVICTION = 10
+_MOST_SCALED = 8.0
 _SLACK_SHARE = 256  # room for entries that come between two decisions, as a part of what is shared
 _LEAST_WINDOW_SHARE = 16  # the part of what is shared that always stays with the window
 _MOST_NEGATIVE_SHARE = 8  # the part of what is shared that negative entries may ask for at once
@@ -67,7 +68,8 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         """Tuples per cycle for each tuple that waits now: with a fixed budget the window is taken as full."""
         if self.objective == "memory" or not self.pending:
             return 1.0
-        return max(1.0, self.window_capacity / self.pending)
+        # A few tuples tell little of many: what is expected of a full window must have been seen in part of it.
+        return min(max(1.0, self.window_capacity / self.pending), _MOST_SCALED)
 
     def _credit(self, frequencies: FloatArray) -> Int64Array:
         """What to begin counting with, as if a value had been in the cache since the last eviction."""
@@ -96,7 +98,9 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         """Tuples per cycle for each that was counted since the last eviction; see `_scale`."""
         if self.objective == "memory":
             return self.spec.shard.num_rows / max(1, self._odometer - self._last_eviction)
-        return self.window_capacity / (self._cycles_waited * max(1, self._entered - self._entered_by_eviction))
+        entered = max(1, self._entered - self._entered_by_eviction)
+        cycles = max(1.0, (self._odometer - self._last_eviction) / max(1, self.spec.shard.num_rows))
+        return min(self.window_capacity / (self._cycles_waited * entered), _MOST_SCALED / cycles)
 
     # ---------------------------------------------------------------- the border
 

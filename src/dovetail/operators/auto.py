@@ -50,12 +50,17 @@ from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.protocol import RelationBlock, RelationShard
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import Positions
+from dovetail.relation.format import FENCE_STRIDE
 from dovetail.relation.io import PAGE_BYTES, SimulatedDisk
 
 __all__ = ["AutoJoin", "factors_for"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+_EARLY_LEAVES = 5  # what it costs to find a tuple and take it from the middle, in tuples that leave by age
+_EARLY_STEPS = 1.5  # the same for a block, in steps
+_BATCH_ROWS = 65_536
+_TAKE_S = 2e-5
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
@@ -75,8 +80,8 @@ def factors_for(shard: RelationShard) -> CostFactors:
         expire_s=Curve.constant(60e-9),
         stream_read_s=10e-9,
         append_s=Curve.constant(80e-9),
-        lookup_s=200e-9,
-        gather_s=300e-9,
+        lookup_s=300e-9,
+        gather_s=700e-9,
         step_s=3e-4,
     )
     if isinstance(disk, SimulatedDisk):
@@ -147,14 +152,19 @@ class AutoJoin(BlockCacheJoin):
     def _scan_seconds(self, leaves_early: bool) -> float:
         """What a tuple costs by scan, the window being full."""
         capacity, factors = max(1, self.window_capacity), self.factors
-        share = self._cycle_seconds() / capacity
         own = factors.append_s.at(capacity) + factors.expire_s.at(capacity) + factors.output_s
-        return own + (share / 2 + 2 * factors.expire_s.at(capacity) if leaves_early else share)
+        if not leaves_early:
+            return own + self._cycle_seconds() / capacity
+        steps = -(-self.spec.shard.num_rows // self.block_rows)
+        finding_s = _EARLY_STEPS * factors.step_s * steps
+        return own + _EARLY_LEAVES * factors.expire_s.at(capacity) + (self._cycle_seconds() + finding_s) / capacity / 2
 
     def _lookup_seconds(self) -> float:
         """What a tuple costs by lookup: a page of codes and a page of rows, if they are on a disk."""
         factors = self.factors
         page_s = factors.read_seconds(PAGE_BYTES, sequential=False)
+        # Rows are taken per record batch of the relation, of which a batch of tuples meets most.
+        page_s += _TAKE_S * self.spec.shard.num_rows / (_BATCH_ROWS * max(1, self.results.max_rows))
         return factors.lookup_s + factors.gather_s + factors.output_s + (2 * page_s if page_s > 1e-6 else page_s)
 
     @property
@@ -261,9 +271,9 @@ class AutoJoin(BlockCacheJoin):
             block = self._read_block(self.position, self._rows_to_read(rows_left))
             self._interrupted_rows = block.stop - block.start
             self._leaving, self._met_rows = [], []
-            self._is_whole = self._whole_first_rows(block)
+            self._is_whole = self._whole_first_rows(block) if self._learns or self._leaves_early else _NO_FLAGS
             yield from self._join_block(block)
-            if self._met_rows:
+            if self._met_rows and self._learns:
                 self._learn_from(block, np.concatenate(self._met_rows))
             # From here on nothing is lost if the iterator is given up: what has not left yet leaves at its deadline.
             MeshJoin._advance(self, block.stop - block.start)
@@ -292,7 +302,7 @@ class AutoJoin(BlockCacheJoin):
         return is_first
 
     def _matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> Int64Array | None:
-        whole = np.flatnonzero(self._is_whole[rows])
+        whole = np.flatnonzero(self._is_whole[rows]) if self._is_whole.size else _NO_FLAGS
         if whole.size:
             self._leaving.append(np.asarray(positions[whole], np.int64))
             self._met_rows.append(np.asarray(rows[whole], np.int64))
@@ -303,8 +313,10 @@ class AutoJoin(BlockCacheJoin):
         window, shard, factors = self._window, self.spec.shard, self.factors
         if window is None or shard.num_rows == 0:
             return 0
-        seconds_per_row = max(shard.row_bytes / factors.bandwidth_bytes_per_s, 1e-12)
-        break_even = max(1.0, (factors.seek_s + factors.read_call_s) / seconds_per_row)
+        seconds_per_row = shard.row_bytes / factors.bandwidth_bytes_per_s + factors.probe_s.at(len(window))
+        # Moving there, and finding out where, must take less than reading on.
+        moving_s = factors.seek_s + factors.read_call_s + factors.lookup_s * len(window)
+        break_even = max(float(FENCE_STRIDE), moving_s / max(seconds_per_row, 1e-12))
         if len(window) * break_even > shard.num_rows:
             return 0
         until = min(shard.num_rows, self.position + window.chunks[0].deadline - self._odometer)

@@ -36,6 +36,7 @@ Not supported
     Conditions without equality; those are for `mesh`.
 """
 
+import math
 from collections.abc import Iterator
 from enum import Enum
 
@@ -136,7 +137,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         super()._advance(rows)
         if self._phase_end is not None and self._odometer >= self._phase_end:
             self._end_phase()
-        if self._is_tenth_cycle() and self._phase in (Phase.COUNTING, Phase.PHASE_OUT):
+        if self._is_tenth_cycle() and self._buffer is None:
             self._evict()
         self._move_asked_border()
 
@@ -177,7 +178,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         capacity = ValueTable.capacity_within(self._learning_bytes, CANDIDATE_LOAD)
         tuple_bytes = self._window_tuple_bytes()
         worth = self.switching_factor * (self._row_bytes + ENTRY_BYTES) / (tuple_bytes * self._scale())
-        codes, waiting = frequent_codes(self._window.index, max(1, int(_CANDIDATE_SHARE * worth)), capacity)
+        codes, waiting = frequent_codes(self._window.index, max(1, math.ceil(_CANDIDATE_SHARE * worth)), capacity)
         is_new = self._cache.probe(codes).is_miss
         codes, waiting = codes[is_new], waiting[is_new]
         if codes.size == 0:
@@ -220,9 +221,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         """What the cache will need when the decided values are in it."""
         wanted = self._cache.nbytes + self._slack()
         if self._buffer is not None:
-            values = len(self._buffer.decision)
-            wanted += max(self._buffer.decision.nbytes, self._buffer.nbytes) + 16 * values
-            wanted += max(0, self._cache.table_growth_bytes(values))
+            wanted += self._buffer.most_nbytes + max(0, self._cache.table_growth_bytes(len(self._buffer.decision)))
         return max(wanted, self._cache_limit_bytes)
 
     def _collect(self, block: RelationBlock) -> None:
@@ -241,7 +240,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         page_bytes = self._memory.output_bytes
         growth_bytes = max(0, self._cache.table_growth_bytes(len(decision)))
         copied_bytes = page_bytes if buffer.is_contiguous() else buffer.nbytes
-        if self._cache.nbytes + buffer.nbytes + growth_bytes > self._cache_limit_bytes:
+        if self._cache.nbytes + buffer.rows_nbytes + growth_bytes > self._cache_limit_bytes:
             return
         if copied_bytes + growth_bytes + self._cache.table_bytes > self._ledger.free_bytes + page_bytes:
             return

@@ -8,6 +8,7 @@ Where tuples are looked up instead, nothing waits; then what is looked up is cou
 came most often enter, in the place of those that came least.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,8 +30,12 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 _FLUSH_SHARE = 64  # rows enter the cache when so much of what is shared has come together
 _MOST_ASKED_SHARE = 4  # the most that the cache may ask for in a cycle, as a part of what is shared
-_CANDIDATE_SHARE = 0.5  # values that come this much less often than they should are remembered for the next pass
+_CANDIDATE_SHARE = 0.75  # values that come this much less often than they should are remembered for the next pass
 _PERIOD_LOOKUPS = 4  # lookups per counted or cached value after which the cache is looked over
+_CYCLES_OF_LEARNING = 3
+_CYCLES_ASLEEP = 4
+_WORTH_LEARNING_SHARE = 50  # learning goes on while it finds this part of what is cached
+_CHANCE_SHARE = 200  # so many of what waits are found by chance, even where no value is frequent
 _COLLECTED_VALUE_BYTES = 3 * 8  # code, number of rows, frequency
 
 
@@ -52,6 +57,9 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         self._collected_bytes = 0
         self._refused_bytes = 0.0
         self._looked_up_since = 0
+        self._learns = True
+        self._cycles_learned = self._cycles_asleep = 0
+        self._chosen_lately = 0
 
     # ================================================================ what enters the cache
 
@@ -63,11 +71,13 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         block
             What was joined.
         met_rows
-            The first row of each such value, once for every tuple of it that waits.
+            The first row of each such value, once for every tuple of it that waits; ascending.
         """
-        rows, waiting = np.unique(met_rows, return_counts=True)
+        # They ascend, so that each value's are side by side.
+        firsts = np.flatnonzero(np.concatenate([[True], met_rows[1:] != met_rows[:-1]]))
+        rows, waiting = met_rows[firsts], np.diff(np.append(firsts, met_rows.size))
         now = np.asarray(waiting * self._scale(), np.float64)
-        least = max(1.0, _CANDIDATE_SHARE * self._least_tuples_per_cycle())
+        least = max(1, math.ceil(_CANDIDATE_SHARE * self._least_tuples_per_cycle()))
         often = np.flatnonzero(now >= least)
         if often.size == 0:
             return
@@ -84,6 +94,7 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         is_chosen &= self._cache.probe(codes).is_miss
         self._remember(codes[~is_chosen], now[~is_chosen])
         chosen = np.flatnonzero(is_chosen)
+        self._chosen_lately += chosen.size
         if chosen.size:
             self._collect(block, rows[chosen], codes[chosen], counts[chosen], frequencies[chosen])
 
@@ -185,12 +196,27 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         self._account_learning()
         if self._is_tenth_cycle():
             self._evict()
+        self._decide_to_learn()
         if self._refused_bytes:
             wanted = min(self._refused_bytes, self._shared_bytes / _MOST_ASKED_SHARE)
             limit = min(int(self._cache.nbytes + wanted + self._slack()), self._most_for_cache())
             self._refused_bytes = 0.0
             if limit > self._cache_limit_bytes:
                 self._ask_for_border(limit)
+
+    def _decide_to_learn(self) -> None:
+        """Learn for two cycles at least, and not at all for some when that found little."""
+        if not self._learns:
+            self._cycles_asleep -= 1
+            self._learns = self._cycles_asleep <= 0
+            return
+        self._cycles_learned += 1
+        if self._cycles_learned < _CYCLES_OF_LEARNING:
+            return
+        worthwhile = max(len(self._cache) // _WORTH_LEARNING_SHARE, self.window_capacity // _CHANCE_SHARE)
+        if self._chosen_lately <= worthwhile:
+            self._learns, self._cycles_asleep = False, _CYCLES_ASLEEP
+        self._cycles_learned = self._chosen_lately = 0
 
     def _account_learning(self) -> None:
         tables = (self._seen_before, self._seen_now)

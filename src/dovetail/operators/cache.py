@@ -27,7 +27,7 @@ __all__ = ["CacheProbe", "RelationCache", "bytes_of_rows"]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 _PADDING_BYTES = 64  # what Arrow may add to a buffer
-_GARBAGE_SHARE = 4  # a page is rewritten when this part of it is garbage
+_GARBAGE_SHARE = 10  # a page is rewritten when this part of it is garbage
 _GROWTH = 32  # the table grows by this part, so that negative entries do not rebuild it one by one
 
 

@@ -30,8 +30,9 @@ __all__ = ["CachedMeshJoin"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-_LEARNING_SHARE = 40  # this part of the window's memory is for counting join values
-_LEAST_LEARNING_BYTES = 512
+_LEARNING_SHARE = 64  # this part of the window's memory is for counting join values
+_SMALL_LEARNING_BYTES = 1024  # or so much, where that is more
+_MOST_LEARNING_SHARE = 16  # but not more than this part
 _FEWEST_ADMITTED = 1024
 _ADMISSIONS_PER_WINDOW = 64
 
@@ -244,8 +245,8 @@ class CachedMeshJoin(MeshJoin):
 
     def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
         plan = super()._plan_memory(spec)
-        learning_bytes = plan.window_bytes // _LEARNING_SHARE
-        self._learning_bytes = learning_bytes if learning_bytes >= _LEAST_LEARNING_BYTES else 0
+        small = min(_SMALL_LEARNING_BYTES, plan.window_bytes // _MOST_LEARNING_SHARE)
+        self._learning_bytes = max(plan.window_bytes // _LEARNING_SHARE, small)
         self._shared_bytes = plan.window_bytes - self._learning_bytes
         return replace(plan, window_bytes=self._shared_bytes - self._cache_limit_bytes)
 

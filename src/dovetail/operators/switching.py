@@ -21,8 +21,9 @@ __all__ = ["CANDIDATE_LOAD", "ENTRY_BYTES", "Candidates", "Decision", "Switching
 Int64Array = npt.NDArray[np.int64]
 ENTRY_BYTES = ValueTable.nbytes_of(1 << 20) / (1 << 20)
 """What a join value takes in the cache besides its rows."""
-CANDIDATE_LOAD = 0.5  # every relation row is looked for, and few are there
-_MOST_LOOSE_BATCHES = 32
+CANDIDATE_LOAD = 0.65  # every relation row is looked for, and few are there
+_SMALL_BATCH_ROWS = 1024
+_PADDED_BYTES = 1024  # what Arrow adds to the buffers of a few small batches
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,23 @@ class SwitchingBuffer:
         self._table.put(decision.codes, counts=decision.row_counts)
         self._batches: list[pa.RecordBatch] = []
         self._codes: list[Int64Array] = []
-        self._loose = 0
         self._batches_nbytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         return self._batches_nbytes + sum(codes.nbytes for codes in self._codes) + self._table.nbytes
+
+    @property
+    def rows_nbytes(self) -> int:
+        """Bytes of the rows alone, which the cache takes over."""
+        return self._batches_nbytes
+
+    @property
+    def most_nbytes(self) -> int:
+        """Bytes that will be held when everything is collected, if rows are as long as expected."""
+        rows = int(self.decision.row_counts.sum())
+        return self.decision.nbytes + self._table.nbytes + 8 * rows + _PADDED_BYTES
 
     def collect(self, block: RelationBlock) -> None:
         """Copy the rows of the chosen values out of a block."""
@@ -160,12 +171,10 @@ class SwitchingBuffer:
             return
         self._batches.append(block.rows.take(pa.array(rows)))
         self._codes.append(block.codes[rows])
-        self._loose += 1
-        if self._loose >= _MOST_LOOSE_BATCHES:
-            # Arrow pads every buffer: many small batches would hold more than they say.
-            self._batches[-self._loose :] = [pa.concat_batches(self._batches[-self._loose :])]
-            self._codes[-self._loose :] = [np.concatenate(self._codes[-self._loose :])]
-            self._loose = 0
+        # Arrow pads every buffer, so that many small batches would hold more than they say: like sizes are made one.
+        while len(self._codes) > 1 and self._codes[-2].size <= min(self._codes[-1].size, _SMALL_BATCH_ROWS):
+            self._batches[-2:] = [pa.concat_batches(self._batches[-2:])]
+            self._codes[-2:] = [np.concatenate(self._codes[-2:])]
         self._batches_nbytes = sum(bytes_of_rows(batch) for batch in self._batches)
 
     def pages(self, page_bytes: int) -> tuple[Int64Array, list[pa.RecordBatch]]:
