@@ -2,7 +2,9 @@
 
 import datetime
 import decimal
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -561,7 +563,7 @@ def test_snapshot_of_another_operator_is_refused(kind: str) -> None:
     assert state_of(operator) == before
 
 
-@pytest.mark.parametrize("damage", ["values", "metrics", "chunks"])
+@pytest.mark.parametrize("damage", ["values", "metrics", "chunks", "no window", "no chunks"])
 def test_damaged_snapshot_is_refused(kind: str, damage: str) -> None:
     saved = waiting_operator(kind).snapshot()
     values = dict(saved.values)
@@ -569,13 +571,46 @@ def test_damaged_snapshot_is_refused(kind: str, damage: str) -> None:
         values = {}
     elif damage == "metrics":
         values["metrics"] = {"no such counter": 1}
-    else:
+    elif damage == "chunks":
         values["chunks"] = [["x", 0, 0]]
+    tables = dict(saved.tables)
+    if damage.startswith("no "):
+        if not values["chunks"]:
+            # Nothing waits in it: a window that nobody accounts for is as wrong.
+            values["chunks"] = [[1, 0, 0]]
+        elif damage == "no window":
+            del tables["window"]
+        else:
+            values["chunks"] = []
     operator = waiting_operator(kind)
     before = state_of(operator)
     with pytest.raises(StateError):
-        operator.restore(Snapshot(saved.kind, saved.fingerprint, saved.tables, values))
+        operator.restore(Snapshot(saved.kind, saved.fingerprint, tables, values))
     assert state_of(operator) == before
+
+
+def test_offer_that_is_given_up_has_put_out_what_it_accepted(kind: str) -> None:
+    spec = spec_of(CITIES, how="left")
+    operator = OPERATORS[kind](replace(spec, budget=Budget(minimum_of(kind, spec))))
+    offered = operator.offer(batch_of([{"id": None, "t": number} for number in range(200)]))
+    given = next(offered).num_rows
+    offered.close()  # type: ignore[attr-defined]
+    assert operator.metrics.stream_tuples_in == operator.metrics.unmatched_tuples == given < 200
+
+
+def test_block_joined_in_part_keeps_its_size(kind: str) -> None:
+    """The pairs that are done with are counted, so a shorter block would lose or repeat results."""
+    spec = spec_of([{"id": 2, "city": "Oslo", "until": number} for number in range(400)], block_rows=400)
+    operator = OPERATORS[kind](replace(spec, budget=Budget(minimum_of(kind, spec) + 4_000)))
+    rows = [row for batch in operator.offer(batch_of([{"id": 2, "t": 0}])) for row in batch.to_pylist()]
+    step = operator.step()
+    rows += [row for batch in itertools.islice(step, 1) for row in batch.to_pylist()]
+    step.close()  # type: ignore[attr-defined]
+    if operator.pending and len(rows) < 400:
+        with suppress(PlanError):
+            operator.retune(block_rows=1)
+    rows += [row for batch in operator.drain() for row in batch.to_pylist()]
+    assert len(rows) == 400
 
 
 def test_snapshot_that_does_not_fit_the_budget_is_refused(kind: str) -> None:

@@ -149,6 +149,11 @@ class SemiStreamOperator(JoinCore, ABC):
         require_positive("chunk_rows", chunk_rows)
         changed = replace(self.spec, chunk_rows=chunk_rows or self.spec.chunk_rows)
         if block_rows is not None and block_rows != self._memory.block_rows:
+            if self._pairs_done:
+                raise PlanError(
+                    "block_rows cannot change while a block is joined in part: an iterator was given up or raised.",
+                    hint="Finish the block with step, then call retune.",
+                )
             changed = replace(changed, block_rows=block_rows)
             self._replan(changed)
         self.spec = changed
@@ -229,6 +234,11 @@ class SemiStreamOperator(JoinCore, ABC):
                 stop = start + int(waiting[room])
                 part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
                 waiting = waiting[:room]
+            if part.num_rows - waiting.size > self.results.max_rows:
+                # What is answered at once counts as accepted with its batch: no more of it than one batch holds.
+                stop = start + _rows_with_answers(part.num_rows, waiting, self.results.max_rows)
+                part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
+                waiting = waiting[waiting < stop - start]
             if self.spec.ordered and not self.results.room_to_hold(part.num_rows - waiting.size):
                 if self.pending:
                     yield from self._one_step()
@@ -404,6 +414,7 @@ class SemiStreamOperator(JoinCore, ABC):
     def _restore_checked(self, tables: dict[str, pa.Table], values: dict[str, Any]) -> None:
         """Build everything first, then take it over: an error on the way leaves the operator as it was."""
         chunks = [(int(live), int(arrival), int(deadline)) for live, arrival, deadline in values["chunks"]]
+        self._check_window(tables.get("window"), chunks)
         window, paged_bytes = self._window_of(tables.get("window"), chunks)
         held = HeldResults.from_table(tables["held"]) if self.spec.ordered else HeldResults()
         metrics = OperatorMetrics.from_dict(values["metrics"])
@@ -427,6 +438,16 @@ class SemiStreamOperator(JoinCore, ABC):
         self._pairs_done, self.results.cut_ticket = pairs_done, cut_ticket
         self._update_boundary()
 
+    def _check_window(self, table: pa.Table | None, chunks: list[tuple[int, int, int]]) -> None:
+        """Refuse a snapshot that has lost tuples, or has some that no chunk accounts for."""
+        rows, counted = 0 if table is None else table.num_rows, sum(live for live, _, _ in chunks)
+        deadlines = [deadline for _, _, deadline in chunks]
+        if rows != counted or any(live < 1 for live, _, _ in chunks) or deadlines != sorted(deadlines):
+            raise StateError(
+                f"The snapshot of {self.kind} is damaged: it has {rows} waiting tuples and accounts for {counted}.",
+                hint="Restore it from a copy, or start with a new operator.",
+            )
+
     def _window_of(
         self, table: pa.Table | None, chunks: list[tuple[int, int, int]]
     ) -> tuple[StreamWindow | None, float]:
@@ -442,6 +463,13 @@ class SemiStreamOperator(JoinCore, ABC):
         window = StreamWindow(self._stream_columns, capacity, self.spec.ordered)
         window.fill_from_table(table, chunks)
         return window, paged_bytes
+
+
+def _rows_with_answers(rows: int, waiting: Int64Array, most: int) -> int:
+    """How many of the first rows have at most so many among them that do not wait."""
+    is_answered = np.ones(rows, np.bool_)
+    is_answered[waiting] = False
+    return int(np.searchsorted(np.cumsum(is_answered), most, side="right"))
 
 
 def _first_of_one_kind(waiting: Int64Array, start: int, stop: int) -> tuple[Int64Array, int]:

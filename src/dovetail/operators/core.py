@@ -183,8 +183,18 @@ class JoinCore:
         """Read rows of the relation; fewer where they turn out so large that they do not fit."""
         block, size_bytes = self._read(start, rows)
         wanted_bytes = max(size_bytes, self._memory.block_bytes)
-        if rows > 1 and wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
-            return self._read_block(start, rows // 2)
+        if wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
+            if self._pairs_done:
+                # Joined in part: a shorter block would count other pairs, and results would be lost or repeated.
+                needed = self._ledger.held_bytes - self._block_account.held_bytes + wanted_bytes
+                raise BudgetError(
+                    f"The block whose join was interrupted does not fit any more: {needed} bytes "
+                    f"({format_bytes(needed)}) are needed, the budget has {self.budget.total_bytes}.",
+                    hint="Enlarge the budget with resize_budget, then go on with step.",
+                    minimum_bytes=needed,
+                )
+            if rows > 1:
+                return self._read_block(start, rows // 2)
         self._block_account.resize(wanted_bytes)
         return block
 

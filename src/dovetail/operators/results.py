@@ -126,6 +126,8 @@ class Results:
     ) -> Iterator[pa.RecordBatch]:
         for start, stop, batch, size_bytes in self._bounded(count, build):
             if not self.is_ordered:
+                # May refuse, so it comes before the batch counts as delivered.
+                self._output_account.resize(size_bytes)
                 on_progress(stop)
                 yield from self._hand_out(batch, size_bytes)
                 continue
@@ -179,9 +181,11 @@ class Results:
             limit = self._limit(None)
             is_their_turn = tickets.size == 0 or limit is None or int(tickets.max()) <= limit
             if is_their_turn and not self.held.has_ready(limit):
-                note_progress()
                 order = np.argsort(tickets, kind="stable")
-                yield from self._hand_out(batch if is_pinned else batch.take(pa.array(order)))
+                ready = batch if is_pinned else batch.take(pa.array(order))
+                self._output_account.resize(int(ready.nbytes))
+                note_progress()
+                yield from self._hand_out(ready)
                 return
             if self._has_room_to_hold(batch, tickets):
                 break
