@@ -279,8 +279,9 @@ class StreamWindow:
             gone_of = Counter(bisect_left(self.chunks, seq, key=_last_seq) for seq in seqs.tolist())
         else:
             lasts = np.fromiter(map(_last_seq, self.chunks), np.int64, len(self.chunks))
-            numbers, gone = np.unique(np.searchsorted(lasts, seqs, side="left"), return_counts=True)
-            gone_of = Counter(dict(zip(numbers.tolist(), gone.tolist(), strict=True)))
+            gone = np.bincount(np.searchsorted(lasts, seqs, side="left"))
+            numbers = np.flatnonzero(gone)
+            gone_of = Counter(dict(zip(numbers.tolist(), gone[numbers].tolist(), strict=True)))
         has_empty = False
         for number, left in gone_of.items():
             chunk = self.chunks[number]

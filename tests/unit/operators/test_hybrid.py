@@ -178,10 +178,37 @@ def test_snapshot_in_the_middle_of_a_visit_keeps_it(ordered):
     assert_same_rows(rows_of(given), join_oracle(rows, relation, on="k", how="left"))
 
 
+class FailingShard(MemoryShard):
+    """A shard of which one block cannot be read at the first attempt."""
+
+    def read_block(self, start, rows):
+        if len(self.block_reads) == 3:
+            self.block_reads.append((start, start))
+            raise OSError("the disk is gone for a moment")
+        return super().read_block(start, rows)
+
+
 @pytest.mark.parametrize("block_rows", [1, 3, 12])
-def test_block_size_may_change_in_the_middle_of_a_visit(block_rows):
-    operator, _, rows, given, relation = interrupted("inner")
+def test_block_size_may_change_between_the_blocks_of_a_visit_that_failed(block_rows):
+    keys = [1] * 3 + [5] * 30 + [6, 7]
+    table = pa.table({"v": pa.array(range(len(keys)), pa.int64())})
+    operator = HybridJoin(spec_for(FailingShard(table, keys, fence_stride=1), budget=6_400))
+    rows = [{"k": key, "t": number} for number, key in enumerate([5, 1, 5, 6, 5])]
+    given = list(operator.offer(stream_batches(rows, on="k", schema=STREAM)[0]))
+    step = operator.step()
+    with pytest.raises(OSError, match="gone"):
+        given.extend(step)
+    assert given, "some blocks of the visit were joined before"
     operator.retune(block_rows=block_rows)
+    given += operator.drain()
+    relation = [{"k": key, "v": number} for number, key in enumerate(keys)]
+    assert_same_rows(rows_of(given), join_oracle(rows, relation, on="k"))
+
+
+def test_block_size_cannot_change_while_a_block_is_joined_in_part():
+    operator, _, rows, given, relation = interrupted("inner")
+    with pytest.raises(PlanError, match="joined in part"):
+        operator.retune(block_rows=2)
     given += operator.drain()
     assert_same_rows(rows_of(given), join_oracle(rows, relation, on="k"))
 
