@@ -149,12 +149,12 @@ class Data:
         return self._profiles[repr(zipf)]
 
     def plan(self, strategy: Strategy, disk: "DiskUnderTest", percent: float, zipf: Zipf) -> Plan:
-        """What the model finds best and predicts."""
+        """What the model finds best and predicts; it knows of no index, so what that takes is not its to divide."""
         key = (strategy, disk.name, percent, repr(zipf))
         if key not in self._plans:
-            self._plans[key] = tune(
-                strategy, profile=self.profile(zipf), factors=self.factors_for(disk), budget=self.budget(percent)
-            )
+            index_bytes = self.shard(disk).index_bytes if strategy == "hybrid" else 0
+            budget = Budget(self.budget(percent).total_bytes - index_bytes)
+            self._plans[key] = tune(strategy, profile=self.profile(zipf), factors=self.factors_for(disk), budget=budget)
         return self._plans[key]
 
 
