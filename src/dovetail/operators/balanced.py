@@ -48,7 +48,7 @@ from dovetail.kernels.value_table import ValueTable
 from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
-from dovetail.operators.switching import CANDIDATE_LOAD, ENTRY_BYTES, Candidates, SwitchingBuffer
+from dovetail.operators.switching import CANDIDATE_LOAD, ENTRY_BYTES, Candidates, Decision, SwitchingBuffer
 
 __all__ = ["BalancedJoin"]
 
@@ -99,6 +99,8 @@ class BalancedJoin(AdaptiveCacheJoin):
     """
 
     kind = "balanced"
+    # Half of what the others have: tuples that wait and rows that are cached make better use of it.
+    _output_share = 32
 
     def __init__(self, spec: JoinSpec, *, objective: Objective = "rate", switching_factor: float = 1.0) -> None:
         super().__init__(spec, objective, switching_factor)
@@ -148,13 +150,14 @@ class BalancedJoin(AdaptiveCacheJoin):
         if self._phase is Phase.COUNTING:
             self._candidates = self._choose_candidates()
         elif self._phase is Phase.MAKING_ROOM:
-            if self._buffer is None:
+            is_first_look = self._buffer is None
+            if is_first_look:
                 self._decide()
             if self._buffer is None:
                 self._phase = Phase.COUNTING
                 self._candidates = self._choose_candidates()
             elif self._move_border(self._wanted_limit()):
-                self._phase = Phase.SWITCHING
+                self._freeze(has_newer_count=not is_first_look)
             else:
                 return
         self._phase_end = self._odometer + self.spec.shard.num_rows
@@ -216,6 +219,25 @@ class BalancedJoin(AdaptiveCacheJoin):
             self._switching_account.resize(self._buffer.nbytes)
             self._ask_for_border(self._wanted_limit())
             self._asked_limit_bytes = None
+
+    def _freeze(self, has_newer_count: bool) -> None:
+        """Begin to switch; where room had to be made, tuples can be counted once more, against what came by chance."""
+        assert self._buffer is not None
+        assert self._window is not None
+        self._phase = Phase.SWITCHING
+        if not has_newer_count:
+            return
+        decision = self._buffer.decision
+        now = self._window.index.count(decision.codes) * self._scale()
+        frequencies = (2 * decision.frequencies + now) / 3
+        saved_bytes = self._saved_bytes(frequencies)
+        kept = saved_bytes > self.switching_factor * self._cached_bytes(decision.row_counts)
+        if kept.all() or not kept.any():
+            return
+        nbytes = int(np.ceil(self._cached_bytes(decision.row_counts[kept]).sum()))
+        confirmed = Decision(decision.codes[kept], decision.row_counts[kept], frequencies[kept], nbytes)
+        self._buffer = SwitchingBuffer(confirmed)
+        self._switching_account.resize(self._buffer.nbytes)
 
     def _wanted_limit(self) -> int:
         """What the cache will need when the decided values are in it."""

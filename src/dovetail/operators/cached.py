@@ -20,7 +20,7 @@ import pyarrow as pa
 from dovetail.errors import BudgetError
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.operators.cache import CacheProbe, RelationCache
-from dovetail.operators.memory_plan import MAX_BATCH_ROWS, MemoryPlan
+from dovetail.operators.memory_plan import MAX_BATCH_ROWS, MemoryPlan, plan_memory
 from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.output import BatchRows
 from dovetail.operators.spec import JoinSpec
@@ -68,6 +68,8 @@ class CachedMeshJoin(MeshJoin):
 
     # What the cache may hold; the window gets the rest.
     _cache_limit_bytes = 0
+    # The part of the budget that is for output on its way.
+    _output_share: ClassVar[int] = 16
 
     def __init__(self, spec: JoinSpec) -> None:
         super().__init__(spec)
@@ -244,7 +246,10 @@ class CachedMeshJoin(MeshJoin):
     # ================================================================ the border between cache and window
 
     def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
-        plan = super()._plan_memory(spec)
+        per_tuple = self._matcher.bytes_per_tuple
+        plan = plan_memory(spec, who=self.kind, bytes_per_tuple=per_tuple, output_share=self._output_share)
+        if plan.output_rows < _FEWEST_ADMITTED:
+            plan = super()._plan_memory(spec)
         small = min(_SMALL_LEARNING_BYTES, plan.window_bytes // _MOST_LEARNING_SHARE)
         self._learning_bytes = max(plan.window_bytes // _LEARNING_SHARE, small)
         self._shared_bytes = plan.window_bytes - self._learning_bytes

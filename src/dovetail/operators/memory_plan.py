@@ -42,7 +42,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    spec: JoinSpec, *, who: str, bytes_per_tuple: int = 0, other_bytes: int = 0, has_window: bool = True
+    spec: JoinSpec,
+    *,
+    who: str,
+    bytes_per_tuple: int = 0,
+    other_bytes: int = 0,
+    has_window: bool = True,
+    output_share: int = _OUTPUT_SHARE,
 ) -> MemoryPlan:
     """Divide a budget.
 
@@ -58,6 +64,8 @@ def plan_memory(
         What the operator keeps besides all of this, such as a cache or a resident index; what shedding keeps is added.
     has_window
         Whether tuples wait at all.
+    output_share
+        The part of what is not needed at least that is for output on its way, as a divisor.
 
     Raises
     ------
@@ -88,7 +96,7 @@ def plan_memory(
         extra_rows = int(usable // _BLOCK_SHARE / relation_row_bytes)
         block_rows = _rounded(max(1, min(fewest_block_rows + extra_rows, _MAX_BLOCK_ROWS, spec.shard.num_rows)))
     block_bytes = int(block_rows * relation_row_bytes)
-    extra_rows = int(usable // _OUTPUT_SHARE / output_row_bytes)
+    extra_rows = int(usable // output_share / output_row_bytes)
     output_rows = min(_FEWEST_ROWS + extra_rows, MAX_BATCH_ROWS)
     output_bytes = int(output_rows * output_row_bytes)
     return MemoryPlan(
