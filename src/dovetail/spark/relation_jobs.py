@@ -89,13 +89,7 @@ class DataFrameSource:
 def read(relation: Relation, spark: SparkSession) -> DataFrame:
     """A relation's rows as a Spark DataFrame, one partition per shard.
 
-    Examples
-    --------
-    >>> spark = getfixture("spark")
-    >>> path = getfixture("tmp_path") / "r"
-    >>> relation = Relation.build(spark.createDataFrame([(1, "a"), (2, "b")], "k int, name string"), path, on="k")
-    >>> sorted(map(tuple, read(relation, spark).collect()))
-    [(1, 'a'), (2, 'b')]
+    Every column has the type that it had when Spark built the relation, or the one Spark has for its Arrow type.
     """
     schema = spark_schema(relation)
     shards = spark.range(relation.num_shards, numPartitions=relation.num_shards)
