@@ -137,15 +137,19 @@ class AdaptiveCacheJoin(CachedMeshJoin):
             # With a condition, a tuple without a match may well have rows; then it is counting that finds out.
             alone = positions[~window.is_matched_at(positions)]
             if alone.size:
-                self._learn_unmatched(np.unique(window.codes_left_at(alone)))
+                self._learn_unmatched(window.codes_left_at(alone))
         yield from super()._put_out_left(positions)
 
-    def _learn_unmatched(self, codes: Int64Array) -> None:
-        """Decide on values whose tuples have met all of the relation and found nothing, by what still waits of them."""
+    def _learn_unmatched(self, left_codes: Int64Array) -> None:
+        """Decide on values whose tuples have met all of the relation and found nothing, by how many others there are.
+
+        Seen from one tuple, the others that leave with it or still wait are those of one cycle.
+        """
         assert self._window is not None
-        waiting = self._window.index.count(codes).astype(np.float64) * self._scale()
-        chosen = self._saved_bytes(waiting) > self.switching_factor * ENTRY_BYTES
-        self._insert_negative(codes[chosen], waiting[chosen])
+        codes, left = np.unique(left_codes, return_counts=True)
+        others = np.asarray((self._window.index.count(codes) + left - 1) * self._scale(), np.float64)
+        chosen = self._saved_bytes(others) > self.switching_factor * ENTRY_BYTES
+        self._insert_negative(codes[chosen], others[chosen])
 
     def _insert_negative(self, codes: Int64Array, frequencies: FloatArray) -> None:
         """Add entries that say "no row", as many as there is room for, and ask for room for the others."""
@@ -153,16 +157,16 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         codes, frequencies = codes[is_new], frequencies[is_new]
         if codes.size == 0:
             return
-        held = self._cache_account.held_bytes + self._switching_account.held_bytes
         growth_bytes = self._cache.table_growth_bytes(codes.size)
         if growth_bytes > 0:
-            fits_limit = held + growth_bytes <= self._cache_limit_bytes
-            if not fits_limit:
+            held_bytes = self._cache_account.held_bytes + self._switching_account.held_bytes
+            free_bytes = self._cache_limit_bytes - held_bytes
+            if growth_bytes > free_bytes:
                 self._ask_for_entries(growth_bytes)
             # While the table moves, both exist.
-            if not fits_limit or growth_bytes + self._cache.table_bytes > self._ledger.free_bytes:
-                codes = codes[: self._cache.free_entries]
-                frequencies = frequencies[: codes.size]
+            table_bytes = min(self._cache.table_bytes + free_bytes, self._ledger.free_bytes)
+            best = np.argsort(-frequencies, kind="stable")[: self._cache.entries_within(table_bytes)]
+            codes, frequencies = codes[best], frequencies[best]
         self._cache.insert_negative(codes, self._credit(frequencies))
         self.metrics.negative_insertions += codes.size
         self._account_cache()

@@ -61,6 +61,8 @@ _EARLY_LEAVES = 5  # what it costs to find a tuple and take it from the middle, 
 _EARLY_STEPS = 1.5  # the same for a block, in steps
 _BATCH_ROWS = 65_536
 _TAKE_S = 2e-5
+_LEAST_CODE, _GREATEST_CODE = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_MUCH_UNMATCHED = 0.05
 _NO_FLAGS = np.zeros(0, np.bool_)
 
 
@@ -138,6 +140,8 @@ class AutoJoin(BlockCacheJoin):
         self._leaving: list[Int64Array] = []
         self._met_rows: list[Int64Array] = []
         self._is_whole: BoolArray = _NO_FLAGS
+        self._seeks_unmatched = False
+        self._unmatched_by_cycle = self._entered_by_cycle = 0
         self._choose_ways()
 
     # ================================================================ which way
@@ -188,6 +192,12 @@ class AutoJoin(BlockCacheJoin):
 
     def _end_cycle(self) -> None:
         self._choose_ways()
+        # Tuples without a match that the cache did not know: is it worth a pass over the window to find them early?
+        metrics = self.metrics
+        unmatched = metrics.unmatched_tuples - metrics.negative_hits - metrics.null_key_tuples
+        entered = max(1, self._entered - self._entered_by_cycle)
+        self._seeks_unmatched = unmatched - self._unmatched_by_cycle > _MUCH_UNMATCHED * entered
+        self._unmatched_by_cycle, self._entered_by_cycle = unmatched, self._entered
         super()._end_cycle()
 
     def _move_border(self, cache_limit_bytes: int) -> bool:
@@ -280,6 +290,8 @@ class AutoJoin(BlockCacheJoin):
             rows_left -= block.stop - block.start
             if self._leaving and self.leaves_early and self.spec.how in ("inner", "left"):
                 yield from self._leave(np.concatenate(self._leaving))
+            if self._seeks_unmatched and self._leaves_early:
+                yield from self._leave_unmatched(block)
             self._leaving, self._met_rows, self._is_whole = [], [], _NO_FLAGS
             yield from self._expire()
             self._upkeep()
@@ -307,6 +319,18 @@ class AutoJoin(BlockCacheJoin):
             self._leaving.append(np.asarray(positions[whole], np.int64))
             self._met_rows.append(np.asarray(rows[whole], np.int64))
         return super()._matches(block, rows, positions)
+
+    def _leave_unmatched(self, block: RelationBlock) -> Iterator[pa.RecordBatch]:
+        """Let tuples leave whose rows would have been in the block, and were not; it costs a pass over the window."""
+        window, codes = self._window, block.codes
+        if window is None or codes.size == 0:
+            return
+        low = int(codes[0]) + 1 if block.start > 0 else _LEAST_CODE
+        high = int(codes[-1]) - 1 if block.stop < self.spec.shard.num_rows else _GREATEST_CODE
+        place = 0
+        while low <= high and place < window.index.ring_size and len(window):
+            positions, place = window.index.positions_between(low, high, place, self.results.max_rows)
+            yield from self._leave(positions)
 
     def _rows_to_skip(self) -> int:
         """How many rows from here on nobody that waits can need, where not reading them is cheaper than reading."""

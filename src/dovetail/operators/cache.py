@@ -228,6 +228,11 @@ class RelationCache:
             return 0
         return ValueTable.nbytes_of(self._capacity_for(values)) - self.table_bytes
 
+    def entries_within(self, size_bytes: int) -> int:
+        """How many more values without rows fit if the table may take so many bytes."""
+        capacity = ValueTable.capacity_within(size_bytes)
+        return max(self.free_entries, capacity * _GROWTH // (_GROWTH + 1) - len(self))
+
     def insert(self, row_codes: Int64Array, batches: list[pa.RecordBatch], frequencies: Int64Array) -> None:
         """Add values with all their rows.
 

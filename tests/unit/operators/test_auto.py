@@ -159,6 +159,20 @@ def test_scan_keeps_tuples_whose_rows_may_go_on_in_the_next_block():
     assert [row["name"] for row in driver.drain()] == ["2-2", "2-3"]
 
 
+def test_scan_finds_out_early_what_has_no_match():
+    rows = relation_rows(dict.fromkeys(range(0, 400, 2), 1))
+    operator = AutoJoin(spec_of(rows, how="left", block_rows=20), factors=SCAN)
+    driver, stream = Driver(operator), Stream()
+    driver.offer(stream.batch(*range(1, 99, 2)))
+    driver.drain()
+    # After a cycle with many unmatched tuples it looks for them block by block.
+    driver.offer(stream.batch(*range(100, 140), 399))
+    gone = [row["id"] for _ in range(10) for row in driver.step()]
+    assert set(range(100, 138)) <= set(gone)
+    driver.drain()
+    assert_same_rows(driver.rows(), join_oracle(stream.rows, rows, "id", "left", select=["name"]))
+
+
 def test_skip_reads_only_where_rows_can_be():
     rows = relation_rows(dict.fromkeys(range(2_000), 1))
     driver, stream = Driver(AutoJoin(spec_of(rows, block_rows=100), factors=SKIP)), Stream()
