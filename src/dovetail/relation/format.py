@@ -215,6 +215,15 @@ class Manifest:
                 f"{where} does not match its own digest, so it was damaged or edited. Open an earlier version, or "
                 "build the relation again."
             )
+        try:
+            return cls._of(document)
+        except (KeyError, TypeError, ValueError, pa.ArrowInvalid) as error:
+            raise RelationCorrupt(
+                f"{where} lacks or garbles {error}: it was not written by this release. Build the relation again."
+            ) from None
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any]) -> "Manifest":
         return cls(
             relation_id=document["relation"],
             version=document["version"],

@@ -286,3 +286,14 @@ def test_what_is_fetched_again_is_checked_again(tmp_path: Path) -> None:
     rows.write_bytes(rows.read_bytes().replace(b"row0", b"sow0"))
     with pytest.raises(RelationCorrupt, match="does not match its digest"):
         shard.read_block(0, 1)
+
+
+def test_manifest_without_a_field_is_refused_by_its_name(tmp_path: Path) -> None:
+    relation = Relation.build(pa.table({"k": [1]}), tmp_path / "r", on="k", shards=1)
+    path = Path(relation.path, "versions", "00000001.json")
+    document = json.loads(path.read_text())
+    del document["relation"], document["digest"]
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    path.write_text(json.dumps({**document, "digest": digest_of(canonical)}))
+    with pytest.raises(RelationCorrupt, match="'relation'"):
+        Relation.open(relation.path)
