@@ -17,6 +17,7 @@ from dovetail.operators.cached import CachedMeshJoin
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.switching import ENTRY_BYTES
 from dovetail.operators.tuple_store import Positions
+from dovetail.operators.window import StreamWindow
 
 __all__ = ["AdaptiveCacheJoin", "Objective"]
 
@@ -25,6 +26,10 @@ FloatArray = npt.NDArray[np.float64]
 Objective = Literal["rate", "memory"]
 _CYCLES_PER_EVICTION = 10
 _MOST_SCALED = 8.0
+_FIRST_WINDOW_SHARE = 16  # with objective "memory", the part of what is shared that the window begins with
+_WINDOW_GROWTH = 1.25
+_WINDOW_MARGIN_BYTES = 1024
+_FEWEST_TUPLES = 64
 _SLACK_SHARE = 256  # room for entries that come between two decisions, as a part of what is shared
 _LEAST_WINDOW_SHARE = 16  # the part of what is shared that always stays with the window
 _MOST_NEGATIVE_SHARE = 8  # the part of what is shared that negative entries may ask for at once
@@ -47,8 +52,13 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         self._switching_account = self._ledger.reserve("switching")
         self._row_bytes = spec.shard.row_bytes if self._cache.keeps_rows else 0.0
         self._begin_anew()
+        if objective == "memory":
+            self._needed_bytes = max(self._shared_bytes // _FIRST_WINDOW_SHARE, self._least_window_bytes())
+            self._fit_window(self._window_bytes(0))
 
     def _begin_anew(self) -> None:
+        self._peak_pending = 0
+        self._last_look = self._odometer
         self._asked_limit_bytes: int | None = None
         self._unmet_bytes = 0
         self._last_eviction = self._odometer
@@ -127,6 +137,43 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         if self._asked_limit_bytes is not None and self._move_border(self._asked_limit_bytes):
             self._asked_limit_bytes = None
             self._unmet_bytes = 0
+
+    # ---------------------------------------------------------------- no more memory than is needed
+
+    def _room_for(self, part: pa.RecordBatch, waiting: Int64Array) -> int:
+        room = super()._room_for(part, waiting)
+        # With objective "memory" the window grows when tuples find no room in it.
+        grows = self._needed_bytes is not None and room < waiting.size and self._admission_limit is None
+        wanted = max(self.pending + waiting.size, int(_WINDOW_GROWTH * self.window_capacity))
+        if grows and self._fit_window_to(wanted):
+            room = super()._room_for(part, waiting)
+        self._peak_pending = max(self._peak_pending, self.pending + room)
+        return room
+
+    def _fit_window_to(self, tuples: int) -> bool:
+        """Let the window take what so many tuples need, as far as there is memory; False if nothing changes now."""
+        before = self._needed_bytes
+        most = self._shared_bytes - self._cache_limit_bytes
+        needed = max(int(tuples * self._window_tuple_bytes()) + _WINDOW_MARGIN_BYTES, self._least_window_bytes())
+        self._needed_bytes = min(needed, most)
+        if self._needed_bytes != before and self._fit_window(self._needed_bytes):
+            return True
+        self._needed_bytes = before
+        return False
+
+    def _least_window_bytes(self) -> int:
+        columns, ordered = self._stream_columns, self.spec.ordered
+        per_tuple = self._paged_bytes + (self.results.plan.row_bytes + 8 if ordered else 0)
+        least = StreamWindow.bytes_for(columns, _FEWEST_TUPLES, ordered) + int(_FEWEST_TUPLES * per_tuple)
+        return min(least, self._shared_bytes - self._cache_limit_bytes)
+
+    def _look_over_window(self) -> None:
+        """With objective "memory": a window that was not half full in a whole cycle gives back what it did not need."""
+        if self._needed_bytes is None or self._odometer - self._last_look < max(1, self.spec.shard.num_rows):
+            return
+        if 2 * self._peak_pending < self.window_capacity:
+            self._fit_window_to(int(_WINDOW_GROWTH * self._peak_pending))
+        self._peak_pending, self._last_look = self.pending, self._odometer
 
     # ---------------------------------------------------------------- values without rows
 

@@ -142,6 +142,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         if self._is_tenth_cycle() and self._buffer is None:
             self._evict()
         self._move_asked_border()
+        self._look_over_window()
 
     # ---------------------------------------------------------------- the round
 

@@ -188,6 +188,7 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         if self._odometer >= self._cycle_end:
             self._end_cycle()
         self._move_asked_border()
+        self._look_over_window()
 
     def _end_cycle(self) -> None:
         self._cycle_end = self._odometer + max(1, self.spec.shard.num_rows)

@@ -68,6 +68,8 @@ class CachedMeshJoin(MeshJoin):
 
     # What the cache may hold; the window gets the rest.
     _cache_limit_bytes = 0
+    # What the window needs, where it is to take no more; None: all that the cache leaves.
+    _needed_bytes: int | None = None
     # The part of the budget that is for output on its way.
     _output_share: ClassVar[int] = 16
 
@@ -253,39 +255,47 @@ class CachedMeshJoin(MeshJoin):
         small = min(_SMALL_LEARNING_BYTES, plan.window_bytes // _MOST_LEARNING_SHARE)
         self._learning_bytes = max(plan.window_bytes // _LEARNING_SHARE, small)
         self._shared_bytes = plan.window_bytes - self._learning_bytes
-        return replace(plan, window_bytes=self._shared_bytes - self._cache_limit_bytes)
+        return replace(plan, window_bytes=self._window_bytes(self._cache_limit_bytes))
+
+    def _window_bytes(self, cache_limit_bytes: int) -> int:
+        """What the window may take beside a cache that may hold so much."""
+        left_bytes = self._shared_bytes - cache_limit_bytes
+        return left_bytes if self._needed_bytes is None else min(self._needed_bytes, left_bytes)
 
     def _window_tuple_bytes(self) -> float:
         """v_S: what a waiting tuple takes, with everything that belongs to it."""
         capacity = self.window_capacity
-        return (self._shared_bytes - self._cache_limit_bytes) / capacity if capacity else float("inf")
+        return self._window_bytes(self._cache_limit_bytes) / capacity if capacity else float("inf")
 
     def _move_border(self, cache_limit_bytes: int) -> bool:
         """Let the cache hold so much and the window the rest; False, with nothing changed, if that cannot be now."""
         if self._admission_limit is not None and self.pending > self._admission_limit:
             return False
-        if cache_limit_bytes == self._cache_limit_bytes:
-            self._admission_limit = None
-            return True
-        memory = replace(self._memory, window_bytes=self._shared_bytes - cache_limit_bytes)
+        if cache_limit_bytes != self._cache_limit_bytes:
+            if not self._fit_window(self._window_bytes(cache_limit_bytes)):
+                return False
+            self._cache_limit_bytes = cache_limit_bytes
+        self._admission_limit = None
+        return True
+
+    def _fit_window(self, window_bytes: int) -> bool:
+        """Let the window take so much, in place; False, with nothing changed, if what waits does not allow it now."""
+        memory = replace(self._memory, window_bytes=window_bytes)
         capacity = self._capacity_for(self._paged_bytes, memory)
         window = self._window
         if window is not None and len(window) == 0:
             self._replace_window(None)
         elif window is not None:
             free_bytes = self._ledger.free_bytes + self._block_account.held_bytes
-            if self._pairs_done or len(window) > capacity or window.resize_bytes > free_bytes:
+            growth_bytes = max(0, self._growth_bytes(capacity))
+            if self._pairs_done or len(window) > capacity or window.resize_bytes + growth_bytes > free_bytes:
                 return False
-            if capacity < window.capacity:
-                window.resize(capacity)
-                self._window_account.resize(window.nbytes)
-            else:
-                self._window_account.resize(window.nbytes + self._growth_bytes(capacity))
-                window.resize(capacity)
-                self._window_account.resize(window.nbytes)
+            if growth_bytes > self._ledger.free_bytes:
+                return False
+            self._window_account.resize(window.nbytes + growth_bytes)
+            window.resize(max(1, capacity))
+            self._window_account.resize(window.nbytes)
         self._memory = memory
-        self._cache_limit_bytes = cache_limit_bytes
-        self._admission_limit = None
         return True
 
     def _growth_bytes(self, capacity: int) -> int:
@@ -297,7 +307,7 @@ class CachedMeshJoin(MeshJoin):
 
     def _capacity_beside(self, cache_limit_bytes: int) -> int:
         """How many tuples may wait for `_move_border` to succeed."""
-        memory = replace(self._memory, window_bytes=self._shared_bytes - cache_limit_bytes)
+        memory = replace(self._memory, window_bytes=self._window_bytes(cache_limit_bytes))
         free_bytes = self._ledger.free_bytes + self._block_account.held_bytes
         most = StreamWindow.resizable_within(free_bytes)
         return max(1, min(most, self._capacity_for(self._paged_bytes, memory)))
@@ -329,7 +339,7 @@ class CachedMeshJoin(MeshJoin):
         self._probe = None
         self._cache_limit_bytes = 0
         self._admission_limit = None
-        self._memory = replace(self._memory, window_bytes=self._shared_bytes)
+        self._memory = replace(self._memory, window_bytes=self._window_bytes(0))
         self._cache_account.resize(0)
         self._learning_account.resize(0)
 
@@ -361,7 +371,7 @@ class CachedMeshJoin(MeshJoin):
             self._memory,
         )
         self._cache_limit_bytes = 0
-        self._memory = replace(self._memory, window_bytes=self._shared_bytes)
+        self._memory = replace(self._memory, window_bytes=self._window_bytes(0))
         self._cache_account.resize(0)
         self._learning_account.resize(0)
         return kept

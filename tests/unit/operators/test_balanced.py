@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dovetail.errors import PlanError
 from dovetail.memory import Budget
-from dovetail.operators import BalancedJoin, BatchPredicate, JoinSpec, join_spec
+from dovetail.operators import AutoJoin, BalancedJoin, BatchPredicate, JoinSpec, join_spec
 from dovetail.operators.balanced import Phase
 from dovetail.relation import Relation
-from dovetail.testing.driver import Driver
+from dovetail.testing.driver import Driver, drive
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of
 from dovetail.testing.shard import MemoryShard
+from dovetail.testing.strategies import join_cases, schedules
 from dovetail.workloads import Zipf, make_relation_table
 
 SCHEMA = pa.schema({"__code": pa.int64(), "id": pa.int64(), "t": pa.int64()})
@@ -60,6 +63,36 @@ def cached_values(operator: BalancedJoin) -> dict[int, int]:
     return dict(zip(values.codes.tolist(), values.counts.tolist(), strict=True))
 
 
+# ------------------------------------------------------------------------------------------------ exactness
+
+
+@pytest.mark.parametrize("make", [BalancedJoin, AutoJoin])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_oracle_objective_memory_gives_the_exact_join(make: Any, data: st.DataObject) -> None:
+    case = data.draw(join_cases(max_stream_rows=60))
+    how, ordered = data.draw(st.sampled_from(["inner", "left", "semi", "anti"])), data.draw(st.booleans())
+    batches = case.batches(seed=data.draw(st.integers(0, 99)), max_batch_rows=data.draw(st.sampled_from([1, 8, 40])))
+    spec = JoinSpec(
+        shard=case.shard(),
+        stream_schema=batches[0].schema,
+        on=case.on,
+        code_kind=case.code_kind,
+        how=how,
+        ordered=ordered,
+        budget=Budget(data.draw(st.sampled_from([20_000, 60_000]))),
+        block_rows=data.draw(st.none() | st.integers(1, 9)),
+    )
+    drive(
+        make(spec, objective="memory"),
+        batches,
+        data.draw(schedules(len(batches))),
+        make_operator=lambda: make(spec, objective="memory"),
+        expected=None if ordered else case.expected(how),
+        expected_groups=case.expected_groups(how) if ordered else None,
+    )
+
+
 # ------------------------------------------------------------------------------------------------ entering
 
 
@@ -80,13 +113,13 @@ def test_balanced_caches_after_a_counting_and_a_switching_cycle():
 
 def test_balanced_obeys_the_cache_inequality():
     """m rows are cached if they take less than n waiting tuples do, with everything that belongs to them."""
-    counts = {1: 1, 2: 40}
+    counts = {1: 1, 2: 80}
     operator = BalancedJoin(spec_of(relation_rows(counts)), objective="memory")
     driver, stream = Driver(operator), Stream()
     for _ in range(2):
         run_cycle(driver, stream.batch(*[1] * 8, *[2] * 8))
     row_bytes, tuple_bytes = operator.spec.shard.row_bytes, operator._window_tuple_bytes()
-    assert row_bytes + 20 < 8 * tuple_bytes < 40 * row_bytes
+    assert row_bytes + 20 < 8 * tuple_bytes < 80 * row_bytes
     assert cached_values(operator) == {1: 1}
 
 
@@ -264,6 +297,30 @@ def test_balanced_components_add_up_and_obey_the_budget_at_every_moment():
     assert {"cache", "learning", "switching", "window", "block"} <= set(operator.sizes())
     expected = Counter(row["id"] for row in stream.rows)
     assert len(driver.rows()) == sum(count * (1 + code % 3) for code, count in expected.items())
+
+
+def test_balanced_with_objective_memory_holds_what_the_stream_needs():
+    rows = relation_rows(dict.fromkeys(range(50), 1))
+    spec = spec_of(rows, budget=2_000_000, block_rows=10)
+    stream = Stream()
+    driver = Driver(BalancedJoin(spec, objective="memory"), measure_arrays=True, borrowed=[spec])
+    generator = np.random.default_rng(8)
+
+    def run_cycles(cycles: int, tuples_per_step: int) -> int:
+        until = driver.operator._odometer + 50 * cycles
+        while driver.operator._odometer < until:
+            driver.offer(stream.batch(*generator.integers(0, 1_000_000, tuples_per_step).tolist()))
+            driver.step()
+        return driver.operator.size()
+
+    slow = run_cycles(4, 20)
+    fast = run_cycles(4, 400)
+    slow_again = run_cycles(8, 20)
+    assert slow < fast / 3
+    assert slow_again < fast / 3
+    assert fast < 500_000
+    driver.drain()
+    assert_same_rows(driver.rows(), join_oracle(stream.rows, rows, "id"))
 
 
 def test_balanced_drops_the_cache_rather_than_refuse_a_smaller_budget():
