@@ -160,6 +160,8 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         has_room = self._ledger.has_room_for(self._collected_bytes + growth_bytes + self._cache.table_bytes)
         entering_bytes = self._collected_bytes + growth_bytes
         is_within = self._cache.nbytes + entering_bytes <= self._cache_limit_bytes
+        # What was looked up meanwhile may have entered already.
+        is_within &= bool(self._cache.probe(codes).is_miss.all())
         batches = [pa.concat_batches(self._collected)] if self._collected and has_room and is_within else []
         self._drop_collected()
         if not (has_room and is_within):
@@ -281,29 +283,41 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         self._tidy_cache()
 
     def _insert_looked_up(self, codes: Int64Array, frequencies: Int64Array) -> None:
+        is_new = self._cache.probe(codes).is_miss
+        codes, frequencies = codes[is_new], frequencies[is_new]
         counts = self.spec.shard.count(codes)
-        room = self._cache_limit_bytes - self._cache.nbytes - self._slack()
-        room = min(room, self._ledger.free_bytes // 2)
-        fits = (np.cumsum(self._cached_bytes(counts)) <= room) & (counts <= min(self.results.max_rows, MAX_COUNT - 1))
-        codes, frequencies, counts = codes[fits], frequencies[fits], counts[fits]
-        if codes.size == 0:
-            return
-        credit = np.zeros(codes.size, np.int64)
         self._insert_negative(codes[counts == 0], frequencies[counts == 0].astype(np.float64))
-        codes, credit = codes[counts > 0], credit[counts > 0]
-        if not self._cache.keeps_rows:
-            self._cache.insert_counts(codes, counts[counts > 0], credit)
-        elif codes.size:
+        codes, counts = codes[counts > 0], counts[counts > 0]
+        room = min(self._cache_limit_bytes - self._cache.nbytes - self._slack(), self._ledger.free_bytes // 2)
+        most_rows = min(self.results.max_rows, MAX_COUNT - 1)
+        fits = (np.cumsum(self._cached_bytes(counts)) <= room) & (counts <= most_rows)
+        codes, counts = codes[fits], counts[fits]
+        # A page at a time, each with whole values, so that copies stay small.
+        starts = np.flatnonzero(np.diff((np.cumsum(counts) - 1) // most_rows, prepend=-1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), codes.size], strict=True):
+            if not self._insert_page(codes[start:stop], counts[start:stop]):
+                break
+        self._tidy_cache()
+
+    def _insert_page(self, codes: Int64Array, counts: Int64Array) -> bool:
+        """Read the rows of values and let them enter; False if there is no room."""
+        batches: list[pa.RecordBatch] = []
+        row_codes = codes
+        if self._cache.keeps_rows:
             queries, positions = self.spec.shard.lookup(codes)
-            page_rows = max(1, self.results.max_rows)
-            # A page at a time, each with whole values, so that copies stay small.
-            for start in range(0, codes.size, page_rows):
-                mine = (queries >= start) & (queries < start + page_rows)
-                batch = self.spec.shard.gather(positions[mine])
-                self._cache.insert(codes[queries[mine]], [batch], credit[start : start + page_rows])
+            batches, row_codes = [self.spec.shard.gather(positions)], codes[queries]
+        entering_bytes = sum(bytes_of_rows(batch) for batch in batches)
+        entering_bytes += max(0, self._cache.table_growth_bytes(codes.size))
+        has_room = self._ledger.has_room_for(entering_bytes + self._cache.table_bytes)
+        if not has_room or self._cache.nbytes + entering_bytes > self._cache_limit_bytes:
+            return False
+        if self._cache.keeps_rows:
+            self._cache.insert(row_codes, batches, np.zeros(codes.size, np.int64))
+        else:
+            self._cache.insert_counts(codes, counts)
         self.metrics.cache_insertions += codes.size
         self._account_cache()
-        self._tidy_cache()
+        return True
 
     # ================================================================ other budgets, restarts
 
