@@ -186,7 +186,7 @@ def bench_upsert(
 def bench_scan(arguments: argparse.Namespace, relation: Relation, report: Callable[[Figure], None]) -> None:
     relation = Relation.open(relation.path, version=1)
     shard_bytes = relation.stats.shards[0].bytes
-    block_rows = READ_BYTES // 120
+    block_rows = 65_536  # as many as a record batch has
     modes: tuple[IoMode, ...] = ("buffered", "direct")
     for io in modes:
         reader = relation.shard(0, io=io)

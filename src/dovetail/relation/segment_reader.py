@@ -89,6 +89,11 @@ class SegmentReader:
         if self._pread is None or not self._column_numbers:
             return mapped.slice(start, stop - start)
         assert self._mapped_rows is not None
+        if stop - start == mapped.num_rows and len(self._column_numbers) == len(self._schema):
+            # All of it: one read instead of one or two for each column.
+            offset, length = self._place(number)
+            message = pa.ipc.read_message(self._pread.read(offset, length))
+            return pa.ipc.read_record_batch(message, self._schema).select(self._column_numbers)
         pread, base = self._pread, self._mapped_rows.address
         columns = [
             read_rows(column, start, stop, lambda address, length: pread.read(address - base, length))
@@ -120,12 +125,16 @@ class SegmentReader:
         return batch
 
     def _message(self, number: int) -> pa.Buffer:
-        offset = int(self._batch_offsets[number])
-        length = int(self._batch_offsets[number + 1]) - offset
+        offset, length = self._place(number)
         if self._mapped_rows is not None:
             return self._mapped_rows.slice(offset, length)
         with self._files.filesystem.open_input_file(self._path("rows")) as file:
             return pa.py_buffer(file.read_at(length, offset))
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Where a record batch's message lies in the file of rows: offset and length."""
+        offset = int(self._batch_offsets[number])
+        return offset, int(self._batch_offsets[number + 1]) - offset
 
     def is_deleted(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """Which of these rows this version has deleted."""
