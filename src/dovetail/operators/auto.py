@@ -61,6 +61,9 @@ _EARLY_LEAVES = 5  # what it costs to find a tuple and take it from the middle, 
 _EARLY_STEPS = 1.5  # the same for a block, in steps
 _BATCH_ROWS = 65_536
 _TAKE_S = 2e-5
+_CYCLES_PER_JUDGEMENT = 5
+_CYCLES_WITHOUT_CACHE = 20
+_PROBES_PER_LOOK = 3  # what a look into the cache and the learning cost, in probes
 _LEAST_CODE, _GREATEST_CODE = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _MUCH_UNMATCHED = 0.05
 _NO_FLAGS = np.zeros(0, np.bool_)
@@ -142,6 +145,7 @@ class AutoJoin(BlockCacheJoin):
         self._is_whole: BoolArray = _NO_FLAGS
         self._seeks_unmatched = False
         self._unmatched_by_cycle = self._entered_by_cycle = 0
+        self._cycles_judged = self._hits_judged = self._offered_judged = 0
         self._choose_ways()
 
     # ================================================================ which way
@@ -199,6 +203,25 @@ class AutoJoin(BlockCacheJoin):
         self._seeks_unmatched = unmatched - self._unmatched_by_cycle > _MUCH_UNMATCHED * entered
         self._unmatched_by_cycle, self._entered_by_cycle = unmatched, self._entered
         super()._end_cycle()
+        self._judge_cache()
+
+    def _judge_cache(self) -> None:
+        """Do without a cache where looking into it costs more than it saves."""
+        self._cycles_judged += 1
+        if self._cycles_judged < _CYCLES_PER_JUDGEMENT or not self._learns or self.objective == "memory":
+            return
+        self._cycles_judged = 0
+        metrics, factors = self.metrics, self.factors
+        hits, offered = metrics.cache_hits + metrics.negative_hits, metrics.stream_tuples_in
+        share = (hits - self._hits_judged) / max(1, offered - self._offered_judged)
+        self._hits_judged, self._offered_judged = hits, offered
+        missed_s = self._scan_seconds(self._leaves_early) - factors.output_s
+        if share * missed_s < _PROBES_PER_LOOK * factors.cache_probe_s.at(max(1, len(self._cache))):
+            self.metrics.cache_evictions += len(self._cache)
+            self._cache.clear()
+            self._account_cache()
+            self._give_back()
+            self._sleep(_CYCLES_WITHOUT_CACHE)
 
     def _move_border(self, cache_limit_bytes: int) -> bool:
         has_moved = super()._move_border(cache_limit_bytes)

@@ -218,8 +218,12 @@ class BlockCacheJoin(AdaptiveCacheJoin):
             return
         worthwhile = max(len(self._cache) // _WORTH_LEARNING_SHARE, self.window_capacity // _CHANCE_SHARE)
         if self._chosen_lately <= worthwhile:
-            self._learns, self._cycles_asleep = False, _CYCLES_ASLEEP
+            self._sleep(_CYCLES_ASLEEP)
         self._cycles_learned = self._chosen_lately = 0
+
+    def _sleep(self, cycles: int) -> None:
+        """Choose no values for some cycles."""
+        self._learns, self._cycles_asleep = False, cycles
 
     def _account_learning(self) -> None:
         tables = (self._seen_before, self._seen_now)

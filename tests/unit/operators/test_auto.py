@@ -261,6 +261,24 @@ def test_hot_values_enter_the_cache_out_of_the_blocks_of_a_scan(relation):
     assert not operator.cache.probe(hottest).is_miss.any()
 
 
+def test_cache_that_does_not_pay_is_given_up(relation):
+    """On a uniform stream a few values are frequent by chance; looking for them would cost more than they save."""
+    factors = factors_for(relation.shard(0)).with_disk(seek_s=1.0, bandwidth_bytes_per_s=1e12)
+    schema = pa.schema({"__code": pa.int64(), "k": pa.int64(), "t": pa.int64()})
+    costly = replace(factors, cache_probe_s=Curve.constant(1.0), gather_s=1.0)
+    operator = AutoJoin(join_spec(relation, schema, budget="1MB"), factors=costly)
+    zipf = Zipf(20_000, exponent=1.0, order="shuffled", seed=4)
+    sizes = []
+    while operator.metrics.cycles < 12:
+        codes = zipf.sample(512)
+        for _ in operator.offer(pa.record_batch({"__code": codes, "k": codes, "t": codes})):
+            pass
+        sizes.append(len(operator.cache))
+    assert max(sizes) > 0
+    assert sizes[-1] == 0
+    assert operator.metrics.cache_evictions > 0
+
+
 def test_values_that_are_looked_up_often_enter_the_cache(relation):
     operator = operator_on(relation, "map", budget="300kB")
     zipf = Zipf(20_000, exponent=1.0, order="shuffled", seed=4)
