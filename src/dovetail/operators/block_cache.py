@@ -298,7 +298,8 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         codes, counts = codes[fits], counts[fits]
         # A page at a time, each with whole values, so that copies stay small.
         starts = np.flatnonzero(np.diff((np.cumsum(counts) - 1) // most_rows, prepend=-1))
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), codes.size], strict=True):
+        ends = np.append(starts, codes.size)[1:]  # none where no value fits
+        for start, stop in zip(starts.tolist(), ends.tolist(), strict=True):
             if not self._insert_page(codes[start:stop], counts[start:stop]):
                 break
         self._tidy_cache()
