@@ -266,6 +266,38 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
 
 
 @njit(cache=True)
+def collect_oldest(entries: Any, state: Any, out_seqs: Any) -> None:
+    """Write the numbers of as many entries as fit the output, the oldest first; the caller knows there are as many."""
+    ring = entries.size // 2
+    lap = state[OLDEST_SEQ] // ring
+    position = state[OLDEST_SEQ] - lap * ring
+    for i in range(out_seqs.size):
+        looked_at = 0
+        while (entries[2 * position + 1] >> 32) != lap:
+            position += 1
+            looked_at += 1
+            if position == ring:
+                position = 0
+                lap += 1
+            if looked_at == ring:
+                # A whole lap of nothing: jump over the laps of which nothing is left.
+                here = lap * ring + position
+                first = state[NEXT_SEQ]
+                for p in range(ring):
+                    word = entries[2 * p + 1]
+                    seq = (word >> 32) * ring + p
+                    if word >= 0 and seq >= here:
+                        first = min(first, seq)
+                lap = first // ring
+                position = first - lap * ring
+        out_seqs[i] = lap * ring + position
+        position += 1
+        if position == ring:
+            position = 0
+            lap += 1
+
+
+@njit(cache=True)
 def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> Any:
     """Remove all entries of the codes and give how many there were."""
     ring = entries.size // 2

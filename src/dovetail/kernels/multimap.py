@@ -300,6 +300,23 @@ class MultiMap:
         compiled.remove_oldest_entries(self._slots, self._entries, self._state, seqs)
         return self._public(seqs)
 
+    def oldest_seqs(self, count: int) -> Int64Array:
+        """Give the numbers of the `count` oldest entries, or of all if there are fewer, without removing them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> window = MultiMap(4)
+        >>> _ = window.insert(np.array([5, 9, 6]))
+        >>> window.oldest_seqs(2).tolist(), len(window)
+        ([0, 1], 3)
+        """
+        if count < 0:
+            raise ValueError(f"There are no {count} oldest entries.")
+        seqs = np.empty(min(int(count), len(self)), dtype=np.int64)
+        compiled.collect_oldest(self._entries, self._state, seqs)
+        return self._public(seqs)
+
     def remove_codes(self, codes: Int64Array) -> Int64Array:
         """Remove all entries of the codes and give their numbers: by row of `codes`, then oldest first.
 

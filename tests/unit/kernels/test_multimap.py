@@ -111,6 +111,10 @@ class MultiMapMachine(RuleBasedStateMachine):
         assert positions == sorted(expected)
 
     @rule(count=st.integers(0, 10))
+    def oldest_seqs(self, count):
+        assert self.map.oldest_seqs(count).tolist() == [seq for seq, _ in self.twin.entries[:count]]
+
+    @rule(count=st.integers(0, 10))
     def remove_oldest(self, count):
         assert self.map.remove_oldest(count).tolist() == self.twin.remove_oldest(count)
 
