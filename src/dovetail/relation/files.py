@@ -169,8 +169,11 @@ def _probe_exclusive_create(root: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def create_exclusively(path: Path, text: str) -> None:
-    """Create a file with this content, durably and all at once, or raise ``FileExistsError``."""
+def create_exclusively(path: Path, text: str, point: str = "relation.manifest.linked") -> None:
+    """Create a file with this content, durably and all at once, or raise ``FileExistsError``.
+
+    ``point`` is the fault point between the moment the name exists and the moment it is durable.
+    """
     draft = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         write_durably(draft, text.encode())
@@ -180,7 +183,7 @@ def create_exclusively(path: Path, text: str) -> None:
             # A network file system may repeat a request whose answer was lost: two names mean that the link is ours.
             if os.stat(draft).st_nlink != 2:
                 raise
-        fault_point("relation.manifest.linked")
+        fault_point(point)
     finally:
         draft.unlink(missing_ok=True)
     sync_directory(path.parent)
