@@ -13,7 +13,7 @@ from dovetail.operators.protocol import CODE_COLUMN, RelationShard
 from dovetail.operators.shedding import SheddingPolicy
 from dovetail.relation import Disk, IoMode, Relation
 
-__all__ = ["JoinSpec", "JoinType", "join_spec"]
+__all__ = ["JoinSpec", "JoinType", "KeyNames", "columns_needed", "join_spec", "key_pairs"]
 
 JoinType = Literal["inner", "left", "semi", "anti"]
 KeyNames = str | Sequence[str] | Mapping[str, str]
@@ -209,8 +209,8 @@ def join_spec(
     >>> spec.shard.schema.names, spec.relation_columns
     (['city'], ['city'])
     """
-    pairs = _key_pairs(on, relation.key)
-    columns = _columns_needed(relation, stream_schema, pairs, how, select, condition)
+    pairs = key_pairs(on, relation.key)
+    columns = columns_needed(relation, stream_schema, pairs, how, select, condition)
     return JoinSpec(
         shard=relation.shard(shard, columns=columns, io=io, include_null_keys=not pairs),
         stream_schema=stream_schema,
@@ -234,7 +234,14 @@ def require_positive(name: str, value: int | None) -> None:
         raise PlanError(f"{name}={value!r}: a whole number above zero is needed.")
 
 
-def _key_pairs(on: KeyNames | None, key: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def key_pairs(on: KeyNames | None, key: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs (stream column, relation column) in the order of the relation's key; none if ``on`` is empty.
+
+    Examples
+    --------
+    >>> key_pairs({"customer": "id"}, ["id"])
+    (('customer', 'id'),)
+    """
     if on is None:
         return tuple((name, name) for name in key)
     if isinstance(on, Mapping):
@@ -250,7 +257,7 @@ def _key_pairs(on: KeyNames | None, key: Sequence[str]) -> tuple[tuple[str, str]
     return tuple(zip(names, key, strict=True)) if names else ()
 
 
-def _columns_needed(
+def columns_needed(
     relation: Relation,
     stream_schema: pa.Schema,
     pairs: Sequence[tuple[str, str]],

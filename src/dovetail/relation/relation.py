@@ -239,6 +239,11 @@ class Relation:
         return self._files.root
 
     @property
+    def filesystem(self) -> fs.FileSystem | None:
+        """The file system that it is read on; None if that is a local one, whose files are mapped."""
+        return None if self._files.local is not None else self._files.filesystem
+
+    @property
     def relation_id(self) -> str:
         """Given by the build and inherited by every change: the same rows at another path, or other rows at this one,
         are told apart by it."""
