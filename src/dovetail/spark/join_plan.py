@@ -87,11 +87,12 @@ class JoinPlan:
         """Whether rows are matched by a key; without one, every row of the stream has to meet every shard."""
         return bool(self.on)
 
-    def prepare(self, df: DataFrame, routing: Routing = "none") -> DataFrame:
+    def prepare(self, df: DataFrame, routing: Routing = "none", *, moves_rows: bool = True) -> DataFrame:
         """The stream as tasks read it.
 
         With a `routing`, the first column is ``__shard``, and a partition has the rows of one shard or of none. Then,
-        unless the recipe's `code_from` names the column that holds it, comes ``__code``.
+        unless the recipe's `code_from` names the column that holds it, comes ``__code``. With ``moves_rows=False`` the
+        rows stay in the partitions where they are, for a caller who moves them together with others.
         """
         rows = df.toDF(*self._stream_names)
         if self._aligned:
@@ -111,7 +112,7 @@ class JoinPlan:
         else:
             shard = F.explode(F.sequence(F.lit(0), F.lit(shards - 1)))
         routed = rows.select(shard.alias(SHARD_COLUMN), *columns)
-        return routed.repartitionById(shards, F.col(SHARD_COLUMN))
+        return routed.repartitionById(shards, F.col(SHARD_COLUMN)) if moves_rows else routed
 
     def finish(self, mapped: DataFrame) -> DataFrame:
         """What tasks put out, as the user's result."""
