@@ -2,11 +2,10 @@
 
 Axes
 ----
-- *Probe* of a `MultiMap` that holds 350,000 codes: one with room for just these, so that half of its slots are taken,
-  which is the most there can be; one with room for 437,500 (load 0.40); and one with as many slots as the next power of
-  two (load 0.33). Batches of 65,536 codes, and of all 350,000 in the full one; hit rates 100 %, 50 % and 0 %. Measured
-  against a compiled loop that makes one hashed random read per code in the same slot array and adds up what it reads.
-  The full map is the default and the strictest reading of the bar; the others show what room to spare changes.
+- *Probe* of a `MultiMap` that is full with 350,000 codes: with the default load (a third of the slots taken), and with
+  the dense one (half of them) that maps in a budget use. Batches of 65,536 codes, and of all 350,000; hit rates 100 %,
+  50 % and 0 %. Measured against a compiled loop that makes one hashed random read per code in the same slot array and
+  adds up what it reads. The bar is for the default; the dense map is shown beside it, since windows pay its price.
 - *Lookup* of 1,000,000 codes in 20,000,000 sorted codes that are mapped from a file, through fences 128 codes apart:
   queries by Zipf's law (exponent 1, hot codes scattered) and uniform. Measured against `numpy.searchsorted` of the
   same queries in the whole array held in memory, which finds one end of each range where the lookup finds both.
@@ -39,6 +38,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.kernels._slots import DEFAULT_MAX_LOAD, DENSE_LOAD
 from dovetail.kernels._vector import LINE
 from dovetail.kernels.hashing import home_slot
 from dovetail.kernels.multimap import MultiMap
@@ -114,12 +114,11 @@ def bench_probes(repetitions: int) -> Iterator[Result]:
     present, absent = codes[:TABLE_CODES], codes[TABLE_CODES:]
     hits, misses = rng.permutation(present), rng.permutation(absent)
     half = np.where(rng.random(TABLE_CODES) < 0.5, hits, misses)
-    for capacity in (TABLE_CODES, TABLE_CODES * 5 // 4, TABLE_CODES * 3 // 2):
-        load = TABLE_CODES / (2 * capacity)
-        window = MultiMap(capacity)
+    rates = (("100 %", hits), ("50 %", half), ("0 %", misses))
+    for load, batch in itertools.product((DEFAULT_MAX_LOAD, DENSE_LOAD), (BATCH_CODES, TABLE_CODES)):
+        window = MultiMap(TABLE_CODES, load)
         window.insert(present)
-        batches = (BATCH_CODES, TABLE_CODES) if capacity == TABLE_CODES else (BATCH_CODES,)
-        for batch, (rate, queries) in itertools.product(batches, (("100 %", hits), ("50 %", half), ("0 %", misses))):
+        for rate, queries in rates:
             name = f"{batch:,} codes, {rate} hits, load {load:.2f}"
             mine, theirs = in_turns(queries, batch, 0), in_turns(queries, batch, 2)
 
@@ -130,7 +129,9 @@ def bench_probes(repetitions: int) -> Iterator[Result]:
                 return window.probe(next(batches))
 
             result, ratio = compare(f"MultiMap.probe: {name}", probe, read, batch, repetitions)
-            yield replace(result, bar=f"<= {PROBE_BAR}", is_met=ratio <= PROBE_BAR)
+            if load == DEFAULT_MAX_LOAD:
+                result = replace(result, bar=f"<= {PROBE_BAR}", is_met=ratio <= PROBE_BAR)
+            yield result
 
 
 def bench_lookups(repetitions: int, directory: Path) -> Iterator[Result]:

@@ -21,7 +21,8 @@ from dovetail.kernels.hashing import home_slot
 
 Int64Array = npt.NDArray[np.int64]
 
-DEFAULT_MAX_LOAD = 0.5
+DEFAULT_MAX_LOAD = 1 / 3  # where one line answers nearly every search
+DENSE_LOAD = 0.5  # for maps that live in a budget: a quarter less memory, slower where codes are absent
 SLOTS_PER_LINE = LINE // 2
 BLOCK = 256  # codes looked up together; their lines and the next block's fit the first-level cache
 _CODES_OF_LINE = 0b01010101  # the elements of a line that are codes

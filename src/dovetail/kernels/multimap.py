@@ -5,9 +5,10 @@ the oldest entries leave (MESHJOIN's expiry), or all entries of some codes leave
 SSBJ). Nothing is ever rebuilt: a removed code's slot is closed by shifting its neighbours back, and the place
 of a removed entry is reused by the next one to arrive.
 
-Memory per entry of capacity, with the default load of at most one half: 32 bytes of slots and 17 bytes of
-entries (16 for each of 1 1/16 ring positions). The spare positions are what lets an insertion find a place in
-constant (amortised) time, however scattered the places are that removals left.
+Memory per entry of capacity, with the default load of at most one third: 48 bytes of slots and 17 bytes of
+entries (16 for each of 1 1/16 ring positions); with `DENSE_LOAD`, which windows in a budget use, 32 and 17. The spare
+positions are what lets an insertion find a place in constant (amortised) time, however scattered the places are that
+removals left.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,9 @@ import numpy.typing as npt
 from dovetail.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
 from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
-from dovetail.kernels._slots import DEFAULT_MAX_LOAD, count_slot_bytes, find_words, make_slots
+from dovetail.kernels._slots import DEFAULT_MAX_LOAD, DENSE_LOAD, count_slot_bytes, find_words, make_slots
+
+__all__ = ["DENSE_LOAD", "MAX_CAPACITY", "MultiMap", "ProbeState"]
 
 Integer = TypeVar("Integer", bound=np.signedinteger[Any])
 

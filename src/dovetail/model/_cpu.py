@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dovetail.kernels.multimap import MultiMap
+from dovetail.kernels.multimap import DENSE_LOAD, MultiMap
 from dovetail.kernels.sorted_codes import lookup_sorted, make_fences
 from dovetail.model.costs import Curve
 
@@ -36,7 +36,7 @@ def measure_cpu(table_entries: tuple[int, ...], repeats: int) -> dict[str, Any]:
 def _measure_table(entries: int, repeats: int) -> dict[str, float]:
     """Costs per operation on a window, and on a cache, of so many entries."""
     generator = np.random.Generator(np.random.PCG64(entries))
-    window, cache = _Window(entries), MultiMap(entries)
+    window, cache = _Window(entries), MultiMap(entries, DENSE_LOAD)
     chunk = max(1, min(entries // 2, _BLOCK_ROWS))
     codes = generator.permutation(np.arange(entries, dtype=np.int64))
     window.append(codes)
@@ -73,7 +73,7 @@ def _measure_rows(repeats: int) -> dict[str, float]:
     fences = make_fences(stored, _FENCE_STRIDE)
     queries = generator.integers(0, int(stored[-1]), _BLOCK_ROWS, dtype=np.int64)
     cached_codes = np.arange(results, dtype=np.int64)
-    cache = MultiMap(results)
+    cache = MultiMap(results, DENSE_LOAD)
 
     def switch() -> None:
         cache.clear()
@@ -118,7 +118,7 @@ class _Window:
     """A multi-map and the columns of 20-byte stream tuples beside it, as in the operators' windows."""
 
     def __init__(self, capacity: int) -> None:
-        self.index = MultiMap(capacity)
+        self.index = MultiMap(capacity, DENSE_LOAD)
         self._columns = [np.zeros(self.index.ring_size, dtype) for dtype in (np.int64, np.int64, np.int32)]
 
     def append(self, codes: NDArray[np.int64]) -> None:

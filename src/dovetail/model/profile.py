@@ -72,11 +72,11 @@ def kernel_bytes_per_entry() -> float:
     >>> 16 <= kernel_bytes_per_entry() <= 128
     True
     """
-    from dovetail.kernels.multimap import MultiMap
+    from dovetail.kernels.multimap import DENSE_LOAD, MultiMap
 
     # The table's own few fixed bytes must not count, so a large one is asked.
     entries = 1 << 20
-    return MultiMap.nbytes_of(entries) / entries
+    return MultiMap.nbytes_of(entries, DENSE_LOAD) / entries
 
 
 @dataclass(frozen=True, kw_only=True)
