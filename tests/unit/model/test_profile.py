@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import PlanError
-from dovetail.kernels.multimap import MultiMap
+from dovetail.kernels.multimap import DENSE_LOAD, MultiMap
 from dovetail.model import JoinProfile, as_hit_curve
 from dovetail.model.profile import kernel_bytes_per_entry
 from dovetail.workloads import Zipf
@@ -58,7 +58,7 @@ def test_blocks_never_asked_for_are_left_out():
 def test_overhead_is_that_of_the_kernels():
     profile = JoinProfile.with_overhead(relation_rows=10, stream_tuple_bytes=20)
     large = 1_000_000
-    assert profile.window_entry_bytes == pytest.approx(20 + MultiMap(large).nbytes / large, rel=1e-3)
+    assert profile.window_entry_bytes == pytest.approx(20 + MultiMap(large, DENSE_LOAD).nbytes / large, rel=1e-3)
     assert profile.cache_entry_bytes == pytest.approx(120 + kernel_bytes_per_entry())
 
 
