@@ -13,7 +13,6 @@ listed to find state, and a file that no kept commit names is rubbish as soon as
 """
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -233,12 +232,6 @@ class FlowStore:
                     fault_point("flow.cleanup.file")
         return removed
 
-    def clean_staged(self, before: int) -> None:
-        """Remove staged output of micro-batches before ``before``: it was published."""
-        for entry in os.scandir(self.staged_root):
-            if _batch_of(entry.name, default=before) < before:
-                shutil.rmtree(entry.path, ignore_errors=True)
-
 
 def files_of(commit: Mapping[str, Any]) -> list[StateFile]:
     """Every state file that a commit names."""
@@ -264,5 +257,5 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def _batch_of(name: str, default: int) -> int:
-    number = name.partition("-")[0].removeprefix("done.")
+    number = name.partition("-")[0]
     return int(number) if number.isdigit() else default

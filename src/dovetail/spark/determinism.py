@@ -1,0 +1,39 @@
+"""Refuses a stream whose rows would not be the same if a task ran twice."""
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from dovetail.errors import PlanError
+
+__all__ = ["require_deterministic"]
+
+
+def require_deterministic(df: DataFrame, where: str) -> None:
+    """Refuse a plan with an expression that gives other values when it is computed again.
+
+    After a lost shuffle file Spark computes some rows again, while others were already read: if the two do not fit,
+    rows are lost or repeated.
+    """
+    plan = df._jdf.queryExecution().analyzed()
+    if plan.deterministic():
+        return
+    raise PlanError(
+        f"The stream has {_culprit(plan)} in {where}, which gives other values when a task runs again: rows could be "
+        "lost or repeated.",
+        hint="Compute it where the stream is produced, or in the sink, or use a function of the row, such as xxhash64.",
+    )
+
+
+def _culprit(plan: Any) -> str:
+    """The first nondeterministic expression, found from the top."""
+    expressions = plan.expressions()
+    for number in range(expressions.size()):
+        expression = expressions.apply(number)
+        if not expression.deterministic():
+            return str(expression.sql())
+    children = plan.children()
+    for number in range(children.size()):
+        if not children.apply(number).deterministic():
+            return _culprit(children.apply(number))
+    return "a nondeterministic expression"

@@ -1,0 +1,122 @@
+"""What a running flow tells about itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.metrics import OperatorMetrics
+
+__all__ = ["FlowProgress", "OperatorProgress", "progress_of"]
+
+
+@dataclass(frozen=True)
+class OperatorProgress:
+    """One operator of a flow in its last micro-batch, all shards together.
+
+    Attributes
+    ----------
+    name
+        The operator.
+    tuples_per_second, rows_per_second
+        Stream tuples taken in and rows put out, per second since the micro-batch before.
+    hit_ratio, negative_ratio
+        Of the tuples taken in by this micro-batch: how many the cache answered with rows, and with "no match".
+    pending
+        Tuples that wait.
+    oldest_wait_ms
+        How long the oldest of them has waited, by the times of micro-batches; None if none waits.
+    memory_bytes
+        Bytes held, by component.
+    relation_version
+        The version that arriving tuples are joined with.
+    totals
+        All counters since the flow began.
+    """
+
+    name: str
+    tuples_per_second: float
+    rows_per_second: float
+    hit_ratio: float
+    negative_ratio: float
+    pending: int
+    oldest_wait_ms: int | None
+    memory_bytes: Mapping[str, int]
+    relation_version: int | None
+    totals: OperatorMetrics
+
+
+@dataclass(frozen=True)
+class FlowProgress:
+    """A flow after its last micro-batch.
+
+    Attributes
+    ----------
+    batch, time_ms
+        The last published micro-batch, and when it began.
+    staleness_ms
+        How long ago that was: a reader of the sink sees the stream as of then.
+    pending, oldest_wait_ms
+        Tuples that wait in any operator, and for how long the oldest has.
+    operators
+        Each stateful operator, in order.
+    """
+
+    batch: int
+    time_ms: int
+    staleness_ms: int
+    pending: int
+    oldest_wait_ms: int | None
+    operators: tuple[OperatorProgress, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        operators = [{**vars(operator), "totals": operator.totals.as_dict()} for operator in self.operators]
+        return {**vars(self), "operators": operators}
+
+
+def progress_of(commit: Mapping[str, Any], previous: Mapping[str, Any] | None, now_ms: int) -> FlowProgress:
+    """What two commits in a row tell."""
+    elapsed_s = 0.0 if previous is None else (commit["time_ms"] - previous["time_ms"]) / 1000
+    operators = tuple(
+        _operator(name, shards, None if previous is None else previous["operators"][name], commit["time_ms"], elapsed_s)
+        for name, shards in commit["operators"].items()
+    )
+    waits = [operator.oldest_wait_ms for operator in operators if operator.oldest_wait_ms is not None]
+    return FlowProgress(
+        batch=commit["batch"],
+        time_ms=commit["time_ms"],
+        staleness_ms=max(0, now_ms - commit["time_ms"]),
+        pending=sum(operator.pending for operator in operators),
+        oldest_wait_ms=max(waits, default=None),
+        operators=operators,
+    )
+
+
+def _operator(
+    name: str, shards: list[dict[str, Any]], before: list[dict[str, Any]] | None, time_ms: int, elapsed_s: float
+) -> OperatorProgress:
+    reports = [shard["report"] for shard in shards]
+    totals = _totals(shards)
+    change = totals if before is None else totals - _totals(before)
+    taken = max(1, change.stream_tuples_in)
+    oldest = min((report["oldest_ms"] for report in reports if report["oldest_ms"] is not None), default=None)
+    memory: dict[str, int] = {}
+    for report in reports:
+        for component, size_bytes in report["memory"].items():
+            memory[component] = memory.get(component, 0) + size_bytes
+    return OperatorProgress(
+        name=name,
+        tuples_per_second=change.stream_tuples_in / elapsed_s if elapsed_s else 0.0,
+        rows_per_second=change.output_rows / elapsed_s if elapsed_s else 0.0,
+        hit_ratio=change.cache_hits / taken,
+        negative_ratio=change.negative_hits / taken,
+        pending=sum(report["pending"] for report in reports),
+        oldest_wait_ms=None if oldest is None else time_ms - oldest,
+        memory_bytes=memory,
+        relation_version=max((report["version"] for report in reports), default=None),
+        totals=totals,
+    )
+
+
+def _totals(shards: list[dict[str, Any]]) -> OperatorMetrics:
+    return OperatorMetrics.total(OperatorMetrics.from_dict(shard["report"]["metrics"]) for shard in shards)

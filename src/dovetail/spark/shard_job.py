@@ -1,0 +1,182 @@
+"""What runs on an executor for one shard of one step: no Spark is needed to import it.
+
+A task is a pure function of the shard's state after the last commit, the shard's sorted rows, and the step's part of
+the intent. What it gives is output batches, then its new state, and last a trailer: one row that names the new state
+files with their digests and carries the report. See `dovetail.spark.trailers` for the other end.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from dovetail.errors import DovetailError, InternalError
+from dovetail.faultpoints import fault_point
+from dovetail.relation.format import SHARD_COLUMN
+from dovetail.state import ShardState, StateFile, read_table, write_table
+
+__all__ = ["TICK_COLUMN", "TRAILER_COLUMN", "ShardJob", "ShardResult", "ShardTask", "StateReader", "rows_of_one_shard"]
+
+TICK_COLUMN = "__tick"
+"""True in the row that only tells a task its shard, NULL in the stream's own rows."""
+
+TRAILER_COLUMN = "__trailer"
+"""The text of a trailer in the last row of a shard's output, NULL in all others."""
+
+StateReader = Callable[[StateFile], pa.Table]
+"""Maps a state file that a commit names, checked."""
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What a shard's task leaves behind, besides its output.
+
+    Attributes
+    ----------
+    tables
+        New state, by name; written to new files. A name may hold several tables.
+    kept
+        Files of the last state that still hold part of this one.
+    values
+        The rest of the state, ready for JSON.
+    report
+        What the driver wants to know: counters, what waits; ready for JSON, never read by a task.
+    on_saved
+        Called with the new state once it is durable, for a task that keeps its operator alive.
+    """
+
+    tables: Sequence[tuple[str, pa.Table]] = ()
+    kept: tuple[StateFile, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+    on_saved: Callable[[ShardState], None] | None = None
+
+
+class ShardTask(Protocol):
+    """The part of a step that runs on an executor; picklable."""
+
+    def run(
+        self,
+        shard: int,
+        state: ShardState | None,
+        read: StateReader,
+        batches: Iterator[pa.RecordBatch],
+        intent: Mapping[str, Any],
+    ) -> Generator[pa.RecordBatch, None, ShardResult]:
+        """Join, and give the new state.
+
+        Parameters
+        ----------
+        shard
+            The shard's number.
+        state
+            The shard's state after the last committed micro-batch; None before the first.
+        read
+            Maps one of its files.
+        batches
+            The shard's rows as `Step.route` made them, sorted, without the column of the shard.
+        intent
+            What `Step.decide` gave for this micro-batch.
+        """
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """What runs in every task of one step in one micro-batch; picklable.
+
+    Attributes
+    ----------
+    state_root, operator, batch
+        Where new state files go, and what they are called.
+    task
+        The step's own work.
+    states
+        The shards' states after the last commit; none before the first.
+    intent
+        The step's part of the intent.
+    mapped_schema
+        The columns that the step puts out, for a task that has no output row to tell.
+    """
+
+    state_root: str
+    operator: str
+    batch: int
+    task: ShardTask
+    states: tuple[ShardState, ...]
+    intent: Mapping[str, Any]
+    mapped_schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        shard, rows = rows_of_one_shard(batches)
+        if shard is None:
+            return
+        schema, count = self.mapped_schema, 0
+        try:
+            work = self.task.run(shard, self.states[shard] if self.states else None, self._read, rows, self.intent)
+            while True:
+                try:
+                    batch = next(work)
+                except StopIteration as end:
+                    result: ShardResult = end.value
+                    break
+                schema, count = batch.schema, count + batch.num_rows
+                fault_point("flow.task.output")
+                nothing = pa.nulls(batch.num_rows, pa.string())
+                yield pa.RecordBatch.from_arrays([*batch.columns, nothing], names=[*batch.schema.names, TRAILER_COLUMN])
+            fault_point("flow.task.before_state")
+            state = self._save(shard, result)
+            trailer = {"shard": shard, "rows": count, "state": state.as_dict(), "report": dict(result.report)}
+        except DovetailError as error:
+            # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
+            trailer = {"shard": shard, "error": {"class": type(error).__name__, "message": str(error)}}
+            for _ in rows:
+                pass  # what is left is read to its end, so that the worker can be used again
+        fault_point("flow.task.trailer")
+        columns = [*(pa.nulls(1, field.type) for field in schema), pa.array([json.dumps(trailer)], pa.string())]
+        yield pa.RecordBatch.from_arrays(columns, names=[*schema.names, TRAILER_COLUMN])
+
+    def _read(self, file: StateFile) -> pa.Table:
+        return read_table(Path(self.state_root), file)
+
+    def _save(self, shard: int, result: ShardResult) -> ShardState:
+        root = Path(self.state_root)
+        written = [
+            write_table(root, self.operator, shard, self.batch, name, table)
+            for name, table in result.tables
+            if table.num_rows
+        ]
+        state = ShardState(uuid.uuid4().hex, (*result.kept, *written), result.values)
+        if result.on_saved is not None:
+            result.on_saved(state)
+        return state
+
+
+def rows_of_one_shard(batches: Iterator[pa.RecordBatch]) -> tuple[int | None, Iterator[pa.RecordBatch]]:
+    """The number of the shard that a task was given, and its rows without tick and number; None if it was given none.
+
+    A task that has no row at all is one that Spark added: a partition beyond the last shard.
+    """
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return None, iter(())
+    shard = int(first.column(SHARD_COLUMN)[0].as_py())
+    if not first.column(TICK_COLUMN)[0].as_py():
+        raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")
+    return shard, _rows(shard, first, filled)
+
+
+def _rows(shard: int, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    batch: pa.RecordBatch | None = first.slice(1)
+    while batch is not None:
+        shards = batch.column(SHARD_COLUMN).to_numpy(zero_copy_only=False)
+        if np.any(shards != shard) or batch.column(TICK_COLUMN).null_count != batch.num_rows:
+            raise InternalError(f"rows of several shards reached the task of shard {shard}.")
+        if batch.num_rows:
+            yield batch.drop_columns([SHARD_COLUMN, TICK_COLUMN])
+        batch = next(batches, None)

@@ -1,0 +1,40 @@
+"""Where a flow's output goes. Each sink stages a micro-batch, and publishes it once the flow has committed it.
+
+======================  ============================================================  ==================================
+sink                    what it does                                                  after a crash
+======================  ============================================================  ==================================
+`parquet`               plain Parquet files in a directory                            every row exactly once
+`foreach_batch`         calls a function with the rows of each micro-batch            same rows and number, maybe again
+`memory`                keeps the rows in this process                                rows not yet published come
+`console`               prints the rows                                               the last may be printed again
+`noop`                  computes the rows and throws them away                        nothing to see
+======================  ============================================================  ==================================
+"""
+
+from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
+from dovetail.spark.sinks.parquet import ParquetSink, parquet
+from dovetail.spark.sinks.simple import NoopSink, noop
+from dovetail.spark.sinks.staged import (
+    ConsoleSink,
+    ForeachBatchSink,
+    MemorySink,
+    console,
+    foreach_batch,
+    memory,
+)
+
+__all__ = [
+    "ConsoleSink",
+    "ForeachBatchSink",
+    "MemorySink",
+    "NoopSink",
+    "ParquetSink",
+    "Receipt",
+    "Sink",
+    "SinkContext",
+    "console",
+    "foreach_batch",
+    "memory",
+    "noop",
+    "parquet",
+]

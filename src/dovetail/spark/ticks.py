@@ -1,0 +1,28 @@
+"""A source that ticks: it gives every trigger a micro-batch, so that what waits moves on when nothing arrives."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from dovetail.errors import PlanError
+
+__all__ = ["CLOCK_COLUMN", "with_ticks", "without_ticks"]
+
+CLOCK_COLUMN = "__clock"
+"""True in the rows of the tick source, NULL in the stream's own."""
+
+
+def with_ticks(df: DataFrame) -> DataFrame:
+    """A streaming DataFrame that has something new at every trigger."""
+    if CLOCK_COLUMN in df.columns:
+        raise PlanError(f"The stream has a column {CLOCK_COLUMN!r}, a name that flows use.", hint="Rename it.")
+    # Not the source "rate": under available-now it ignores its limits.
+    ticks = df.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema]
+    return df.withColumn(CLOCK_COLUMN, F.lit(None).cast("boolean")).union(
+        ticks.select(*nothing, F.lit(True).alias(CLOCK_COLUMN))
+    )
+
+
+def without_ticks(df: DataFrame) -> DataFrame:
+    """A micro-batch of `with_ticks`, as the stream's own rows."""
+    return df.where(F.col(CLOCK_COLUMN).isNull()).drop(CLOCK_COLUMN)
