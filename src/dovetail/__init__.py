@@ -15,12 +15,20 @@ from dovetail import errors
 if TYPE_CHECKING:
     from dovetail.model import calibrate
     from dovetail.relation import Relation, SimulatedDisk
+    from dovetail.spark.enrich import enrich
+    from dovetail.spark.explain import explain
 
 __version__ = "0.1.0"
 
-__all__ = ["Relation", "SimulatedDisk", "__version__", "calibrate", "errors"]
+__all__ = ["Relation", "SimulatedDisk", "__version__", "calibrate", "enrich", "errors", "explain"]
 
-_HOME = {"Relation": "dovetail.relation", "SimulatedDisk": "dovetail.relation", "calibrate": "dovetail.model"}
+_HOME = {
+    "Relation": "dovetail.relation",
+    "SimulatedDisk": "dovetail.relation",
+    "calibrate": "dovetail.model",
+    "enrich": "dovetail.spark.enrich",
+    "explain": "dovetail.spark.explain",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import Positions
 from dovetail.operators.window import StreamWindow
 
-__all__ = ["Matcher", "matcher_for"]
+__all__ = ["Matcher", "expand_in_pieces", "matcher_for"]
 
 Int64Array = npt.NDArray[np.int64]
 Pairs = Iterator[tuple[Positions, Positions]]
@@ -114,7 +114,7 @@ class _OrderedRange:
         stop = np.searchsorted(self._values, high[0], side="right")
         counts = np.where(low[1] & high[1], np.maximum(stop - first, 0), 0)
         positions = window.index.positions_of(self._seqs)
-        yield from _expanded(first.astype(np.int64), counts.astype(np.int64), positions, max_pairs)
+        yield from expand_in_pieces(first.astype(np.int64), counts.astype(np.int64), positions, max_pairs)
 
     def _renew(self, window: StreamWindow) -> None:
         live = window.index.live_seqs()
@@ -147,10 +147,10 @@ class _AllPairs:
         positions = window.live_positions()
         rows = block.rows.num_rows
         first = np.zeros(rows, np.int64)
-        yield from _expanded(first, np.full(rows, positions.size, np.int64), positions, max_pairs)
+        yield from expand_in_pieces(first, np.full(rows, positions.size, np.int64), positions, max_pairs)
 
 
-def _expanded(first: Int64Array, counts: Int64Array, positions: Int64Array, max_pairs: int) -> Pairs:
+def expand_in_pieces(first: Int64Array, counts: Int64Array, positions: Int64Array, max_pairs: int) -> Pairs:
     """Pairs (row, position) of each row's range of ``positions``, in pieces that may end inside a range."""
     row = 0
     first, counts = first.copy(), counts.copy()

@@ -18,6 +18,7 @@ from dovetail.relation.files import RelationFiles, storage_errors
 from dovetail.relation.format import CodeKind, Manifest, Operation, RelationStats, Shard, ShardStats
 from dovetail.relation.io import Disk, IoMode
 from dovetail.relation.local import ArrowSource
+from dovetail.relation.relation_reader import RelationReader
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.relation.shard_writer import remove_new_files
 from dovetail.relation.version_log import VacuumReport, VersionLog
@@ -332,6 +333,36 @@ class Relation:
         if not 0 <= number < self.num_shards:
             raise PlanError(f"shard {number} does not exist: {self.path} has shards 0 to {self.num_shards - 1}.")
         return ShardReader(self._files, self._manifest, number, columns, io, include_null_keys)
+
+    def reader(self, columns: Sequence[str] | None = None, io: IoMode | Disk = "map") -> RelationReader:
+        """Open all shards for reading, behind the interface of one.
+
+        Parameters
+        ----------
+        columns, io
+            See :meth:`shard`.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, pyarrow as pa
+        >>> rows = pa.table({"k": [1, 2, 3], "name": ["a", "b", "c"]})
+        >>> relation = Relation.build(rows, tempfile.mkdtemp() + "/r", on="k", shards=2)
+        >>> reader = relation.reader(columns=["name"])
+        >>> _, positions = reader.lookup(np.array([3, 1]))
+        >>> reader.gather(positions).column("name").to_pylist()
+        ['c', 'a']
+        """
+        return RelationReader([self.shard(number, columns, io) for number in range(self.num_shards)])
+
+    def to_df(self, spark: Any) -> Any:
+        """Its rows as a Spark DataFrame, one partition per shard, with the types that Spark gave it or would give it.
+
+        Parameters
+        ----------
+        spark
+            The ``SparkSession`` to read with.
+        """
+        return importlib.import_module("dovetail.spark.relation_jobs").read(self, spark)
 
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table: for relations that fit in memory."""

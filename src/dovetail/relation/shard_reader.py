@@ -219,7 +219,7 @@ class ShardReader:
         self._check_positions(positions)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
-        rows = self._concat([batch for _, batch in self._gather_ascending(ascending)])
+        rows = self._concat([batch for _, batch in self.gather_ascending(ascending)])
         if np.array_equal(order, np.arange(len(order))):
             return rows
         back = np.empty_like(order)
@@ -231,10 +231,14 @@ class ShardReader:
         self._check_positions(positions)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
-        for first, batch in self._gather_ascending(ascending):
+        for first, batch in self.gather_ascending(ascending):
             yield order[first : first + batch.num_rows], batch
 
-    def _gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows at ascending positions, in pieces: pairs (number of the piece's first position, rows).
+
+        The positions are not checked: one that is not in the shard would read foreign memory.
+        """
         if self._uses_block_buffer or self._disk is not None:
             yield from self._gather_pages(positions)
             return

@@ -67,6 +67,8 @@ class JoinPlan:
         What the same columns are called in what tasks put out, and in which order.
     mapped_schema
         The schema of what tasks put out, for ``mapInArrow``.
+    stream_schema
+        The columns of what `JoinRecipe.stream_batch` gives, for a `JoinSpec` before there is data.
     """
 
     relation: Relation
@@ -78,6 +80,7 @@ class JoinPlan:
     output: T.StructType
     carried: tuple[str, ...]
     mapped_schema: T.StructType
+    stream_schema: pa.Schema
     _stream_names: tuple[str, ...]
     _aligned: tuple[tuple[str, Column], ...]
     _code: Column | None
@@ -183,7 +186,10 @@ def plan_join(
     parsed = _condition(condition, stream, relation, names, resolver)
     if not keys:
         _check_without_equality(parsed, join_type, strategy)
-    arrow = to_arrow_schema(encoded_schema(_renamed(stream, names)), timezone="UTC")
+    # Timestamps travel with the session's time zone as part of their type.
+    arrow = to_arrow_schema(
+        encoded_schema(_renamed(stream, names)), timezone=spark.conf.get("spark.sql.session.timeZone")
+    )
     put_out = _relation_output(relation, keys, join_type, selected)
     needed = columns_needed(relation, arrow, on_ours, join_type, selected, parsed)
     order = _stream_order(stream, keys, on, resolver)
@@ -219,6 +225,7 @@ def plan_join(
         output=output,
         carried=carried,
         mapped_schema=encoded_schema(_renamed(output, carried)),
+        stream_schema=_operator_schema(arrow, recipe),
         _stream_names=names,
         _aligned=aligned,
         _code=code_column(coded_schema, coded, relation.code_kind) if keys else None,
@@ -326,6 +333,13 @@ def _renamed(schema: T.StructType, names: Sequence[str]) -> T.StructType:
     return T.StructType(
         [T.StructField(name, f.dataType, f.nullable, f.metadata) for name, f in zip(names, schema, strict=True)]
     )
+
+
+def _operator_schema(arrow: pa.Schema, recipe: JoinRecipe) -> pa.Schema:
+    """The schema of stream batches as the operators get them."""
+    codes = [pa.field(CODE_COLUMN, pa.int64())] if recipe.on else []
+    extra = [pa.field(ours, recipe.relation_schema.field(theirs).type) for ours, theirs in recipe.on]
+    return pa.schema([*codes, *arrow, *(field for field in extra if field.name not in arrow.names)])
 
 
 def _stream_order(

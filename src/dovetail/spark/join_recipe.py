@@ -4,7 +4,9 @@ On their way through a task, the stream's columns have names of ours (``s0``, ``
 user's can clash with a column of the relation or be syntax to Spark.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -145,7 +147,13 @@ class JoinRecipe:
             names, columns = [CODE_COLUMN, *names], [codes, *columns]
         return pa.RecordBatch.from_arrays(columns, names=names)
 
-    def spec(self, shard: RelationShard, stream_schema: pa.Schema, budget: Budget, **identity: Any) -> JoinSpec:
+    def spec(
+        self,
+        shard: RelationShard,
+        stream_schema: pa.Schema,
+        budget: Budget,
+        identity: Mapping[str, Any] = MappingProxyType({}),
+    ) -> JoinSpec:
         """The join of batches of this schema with an open shard.
 
         Parameters

@@ -1,0 +1,175 @@
+"""What runs inside the tasks of `enrich`: Arrow batches in, Arrow batches out, whole when the task ends.
+
+Two routes. `LookupTask` needs no shuffle: it maps every shard and looks tuples up. `OperatorTask` gets the tuples of
+one shard, or of none, offers them to a semi-stream operator and drains it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dovetail.errors import InternalError
+from dovetail.memory import Budget
+from dovetail.model.explain import Objective, Strategy
+from dovetail.operators import OPERATORS, SemiStreamOperator
+from dovetail.operators.spec import JoinSpec
+from dovetail.relation import Relation
+from dovetail.relation.format import SHARD_COLUMN
+from dovetail.relation.relation_reader import RelationReader
+from dovetail.spark.join_recipe import JoinRecipe
+from dovetail.spark.lookup_join import MAX_ROWS, LookupJoin
+from dovetail.spark.pins import pinned_version
+
+__all__ = ["EnrichTask", "LookupTask", "OperatorTask", "Refresh", "make_operator"]
+
+Refresh = Literal["query", "batch"]
+_MOST_READERS = 4
+
+
+@dataclass
+class EnrichTask:
+    """What both routes share. An instance is what ``mapInArrow`` calls once per task.
+
+    Parameters
+    ----------
+    recipe
+        The join.
+    refresh
+        Whether the version is the planned one or the micro-batch's.
+    name
+        What Spark shows in plans; `dovetail.explain` finds its way back by it.
+    """
+
+    recipe: JoinRecipe
+    refresh: Refresh
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def open(self) -> Relation:
+        """The relation at the version that this task is to see."""
+        return self.recipe.open(self.recipe.version if self.refresh == "query" else pinned_version(self.recipe))
+
+    def put_out(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch of results as Spark expects it."""
+        return self.recipe.output_batch(batch)
+
+
+@dataclass
+class LookupTask(EnrichTask):
+    """Join the tuples of a partition, whatever their shards, by index."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        relation = self.open()
+        join: LookupJoin | None = None
+        for batch in merged(batches, MAX_ROWS):
+            stream = self.recipe.stream_batch(batch)
+            if join is None:
+                reader = _READERS.get(self.recipe, relation)
+                spec = self.recipe.spec(reader, stream.schema, Budget(1))
+                join = LookupJoin(spec, reader, relation.stats.max_multiplicity)
+            for result in join.join(stream):
+                yield self.put_out(result)
+
+
+@dataclass
+class OperatorTask(EnrichTask):
+    """Join the tuples of one shard with an operator.
+
+    Parameters
+    ----------
+    strategy, objective
+        Which operator, and what it is to optimise.
+    shard_budget
+        The bytes that it may hold.
+    """
+
+    strategy: Strategy
+    objective: Objective
+    shard_budget: Budget
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        operator: SemiStreamOperator | None = None
+        number = -1
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            shards = batch.column(SHARD_COLUMN)
+            if operator is None:
+                number = shards[0].as_py()
+            if pc.min_max(shards).as_py() != {"min": number, "max": number}:
+                raise InternalError(f"rows of several shards reached the task of shard {number}.")
+            stream = self.recipe.stream_batch(batch.drop_columns([SHARD_COLUMN]))
+            if operator is None:
+                relation = self.open()
+                shard = relation.shard(
+                    number, self.recipe.relation_columns, self.recipe.io, include_null_keys=not self.recipe.on
+                )
+                spec = self.recipe.spec(
+                    shard, stream.schema, self.shard_budget, {"version": relation.version, "shard": number}
+                )
+                operator = make_operator(self.strategy, spec, self.objective)
+            for result in operator.offer(stream):
+                yield self.put_out(result)
+        if operator is not None:
+            for result in operator.drain():
+                yield self.put_out(result)
+
+
+def make_operator(strategy: Strategy, spec: JoinSpec, objective: Objective) -> SemiStreamOperator:
+    """The operator of a strategy; those without a cache have one way to use their memory, whatever the objective."""
+    options: dict[str, Any] = {"objective": objective} if strategy in ("balanced", "auto") else {}
+    return OPERATORS[strategy](spec, **options)
+
+
+def merged(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of exactly so many, the last one shorter: Spark's are far smaller than is best.
+
+    Examples
+    --------
+    >>> batches = [pa.record_batch({"a": [1, 2]}), pa.record_batch({"a": [3]}), pa.record_batch({"a": [4, 5]})]
+    >>> [batch.column(0).to_pylist() for batch in merged(iter(batches), 3)]
+    [[1, 2, 3], [4, 5]]
+    """
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while batch.num_rows:
+            taken = batch.slice(0, rows - count)
+            batch = batch.slice(taken.num_rows)
+            waiting.append(taken)
+            count += taken.num_rows
+            if count == rows:
+                yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+                waiting, count = [], 0
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+
+
+class _OpenReaders:
+    """The relations that this worker has open, so that the next task need not open them again."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[Any, RelationReader] = OrderedDict()
+
+    def get(self, recipe: JoinRecipe, relation: Relation) -> RelationReader:
+        """All shards of a relation, opened with the columns that a join needs."""
+        if not isinstance(recipe.io, str):
+            # A simulated disk counts for whoever gave it.
+            return relation.reader(recipe.relation_columns, recipe.io)
+        key = relation.relation_id, relation.path, relation.version, recipe.relation_columns, recipe.io
+        if key not in self._readers:
+            self._readers[key] = relation.reader(recipe.relation_columns, recipe.io)
+        self._readers.move_to_end(key)
+        while len(self._readers) > _MOST_READERS:
+            self._readers.popitem(last=False)
+        return self._readers[key]
+
+
+_READERS = _OpenReaders()
