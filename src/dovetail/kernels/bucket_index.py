@@ -1,9 +1,10 @@
 """A hash index over rows that are stored in the order of their hash: no slots, only where each bucket begins.
 
-The rows of an immutable chunk are ordered by the bucket of their code, and by code inside a bucket. Buckets are stretches
-of the hash's range, so every power of two of them up to the number of buckets is a partition of the rows into as many
-slices: what the chunk has of one hash partition lies together. The index is one int32 per bucket beside the codes
-themselves, is written and mapped like any other column, and needs no work to attach.
+The rows of an immutable chunk are ordered by the hash of their code. Buckets are stretches of the hash's range, so
+every power of two of them up to the number of buckets is a partition of the rows into as many slices: what the chunk
+has of one hash partition lies together, and any part of the rows is still in order, for any number of buckets. The
+index is one int32 per bucket beside the codes themselves, is written and mapped like any other column, and needs no
+work to attach.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from numba import njit
 
 from dovetail.kernels._arrays import Int32Array, Int64Array, as_codes
 from dovetail.kernels._vector import prefetch
-from dovetail.kernels.hashing import home_slot
+from dovetail.kernels.hashing import home_slot, mix64
 
 __all__ = ["bucket_count_of", "expand_piece", "find_in_buckets", "order_by_bucket", "partitions_of", "start_buckets"]
 
@@ -33,6 +34,13 @@ def bucket_count_of(rows: int, partitions: int) -> int:
     return max(partitions, 1 << max(0, rows - 1).bit_length())
 
 
+@njit(cache=True, inline="always")
+def _is_before(left: Any, right: Any) -> Any:
+    """Whether a code is stored before another one."""
+    left_hash, right_hash = mix64(left), mix64(right)
+    return left_hash < right_hash or (left_hash == right_hash and left < right)
+
+
 @njit(cache=True)
 def _count_buckets(codes: Any, starts: Any) -> None:
     buckets = starts.size - 1
@@ -45,7 +53,7 @@ def _count_buckets(codes: Any, starts: Any) -> None:
 
 @njit(cache=True)
 def _scatter(codes: Any, starts: Any, out_order: Any) -> None:
-    """Write the rows bucket by bucket, in each by code and then in their order."""
+    """Write the rows by hash, then by code where hashes are forced to collide, then in their order."""
     buckets = starts.size - 1
     ends = starts[:-1].copy()
     for i in range(codes.size):
@@ -56,12 +64,16 @@ def _scatter(codes: Any, starts: Any, out_order: Any) -> None:
         low, high = starts[bucket], starts[bucket + 1]
         if high - low > 2 * _SHORT:
             rows = out_order[low:high].copy()
-            out_order[low:high] = rows[np.argsort(codes[rows], kind="mergesort")]
+            rows = rows[np.argsort(codes[rows], kind="mergesort")]
+            hashes = np.empty(rows.size, np.uint64)
+            for i in range(rows.size):
+                hashes[i] = mix64(codes[rows[i]])
+            out_order[low:high] = rows[np.argsort(hashes, kind="mergesort")]
             continue
         for i in range(low + 1, high):
             row = out_order[i]
             place = i
-            while place > low and codes[out_order[place - 1]] > codes[row]:
+            while place > low and _is_before(codes[row], codes[out_order[place - 1]]):
                 out_order[place] = out_order[place - 1]
                 place -= 1
             out_order[place] = row
@@ -94,7 +106,7 @@ def order_by_bucket(codes: Int64Array, bucket_count: int) -> tuple[Int32Array, I
 
 
 def start_buckets(codes: Int64Array, bucket_count: int) -> Int32Array:
-    """Give where each bucket begins, for codes that are in the order of `order_by_bucket` already.
+    """Give where each bucket begins, for codes in the order of `order_by_bucket`, of any number of buckets.
 
     Examples
     --------
@@ -111,7 +123,7 @@ def start_buckets(codes: Int64Array, bucket_count: int) -> Int32Array:
 def _lower_bound(codes: Any, low: Any, high: Any, code: Any) -> Any:
     while low < high:
         middle = (low + high) >> 1
-        if codes[middle] < code:
+        if _is_before(codes[middle], code):
             low = middle + 1
         else:
             high = middle
@@ -122,7 +134,7 @@ def _lower_bound(codes: Any, low: Any, high: Any, code: Any) -> Any:
 def _upper_bound(codes: Any, low: Any, high: Any, code: Any) -> Any:
     while low < high:
         middle = (low + high) >> 1
-        if codes[middle] <= code:
+        if not _is_before(code, codes[middle]):
             low = middle + 1
         else:
             high = middle
@@ -150,7 +162,7 @@ def _find(starts: Any, codes: Any, queries: Any, out_first: Any, out_count: Any)
                 low = _lower_bound(codes, low, high, query)
                 stop_at = _upper_bound(codes, low, high, query)
             else:
-                while low < high and codes[low] < query:
+                while low < high and codes[low] != query:
                     low += 1
                 stop_at = low
                 while stop_at < high and codes[stop_at] == query:
@@ -162,7 +174,7 @@ def _find(starts: Any, codes: Any, queries: Any, out_first: Any, out_count: Any)
 
 
 def find_in_buckets(starts: Int32Array, codes: Int64Array, queries: Int64Array) -> tuple[Int32Array, Int32Array, int]:
-    """Find the places of each query among codes that lie in the order of their buckets.
+    """Find the places of each query among codes that lie in the order of `order_by_bucket`.
 
     Returns
     -------
@@ -261,4 +273,3 @@ def _readonly(starts: Int32Array) -> Int32Array:
     view = starts.view()
     view.flags.writeable = False
     return view
-

@@ -50,6 +50,18 @@ def test_partition_is_one_slice_of_the_stored_order(codes: list[int], partitions
     assert slices[-1] == len(codes)
 
 
+@given(codes=CODES, queries=CODES, start=st.integers(0, 60), stop=st.integers(0, 60))
+def test_part_of_the_stored_order_is_searched_with_fewer_buckets(
+    codes: list[int], queries: list[int], start: int, stop: int
+) -> None:
+    stored = np.array(codes, np.int64)
+    order, _ = order_by_bucket(stored, 64)
+    part = stored[order][start:stop]
+    first, count, _ = find_in_buckets(start_buckets(part, 2), part, np.array(queries, np.int64))
+    assert count.tolist() == [int((part == query).sum()) for query in queries]
+    assert all((part[f : f + c] == query).all() for f, c, query in zip(first, count, queries, strict=True))
+
+
 def test_bucket_with_many_codes_is_searched_by_halves() -> None:
     seed = 11
     print(f"seed {seed}")
@@ -59,6 +71,15 @@ def test_bucket_with_many_codes_is_searched_by_halves() -> None:
     assert count.tolist() == [int((codes == code).sum()) for code in range(-1, 41)]
     assert total == 500
     assert all(codes[order][start] == code for code, start in zip(range(40), first[1:-1], strict=True))
+
+
+def test_long_bucket_of_many_hashes_is_searched_by_halves() -> None:
+    codes = np.arange(300)
+    order, starts = order_by_bucket(codes, 2)
+    first, count, total = find_in_buckets(starts, codes[order], np.arange(-10, 310))
+    assert total == 300
+    assert count[10:-10].tolist() == [1] * 300
+    assert codes[order][first[10:-10]].tolist() == codes.tolist()
 
 
 def test_codes_of_another_type_are_refused() -> None:

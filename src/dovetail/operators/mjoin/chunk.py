@@ -1,0 +1,256 @@
+"""Immutable chunks of an input's tuples, each with its own hash index.
+
+A chunk is a record batch whose rows lie in the order of their hash (see `dovetail.kernels.bucket_index`), with the
+codes, arrival stamps and event times beside it. As a table it has the input's columns and, in front of them, one
+``__code`` column per join attribute, ``__arrival``, and ``__low`` and ``__high`` where there is a window; its index is
+a second, smaller table. Both can be written as Arrow IPC files and mapped back without work in proportion to the rows.
+
+What does change is one bit per row, kept apart: whether the row of a preserved input is *done*, that is, has matched or
+was given out as unmatched.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.kernels.bucket_index import bucket_count_of, find_in_buckets, order_by_bucket, start_buckets
+
+__all__ = ["IN_MEMORY", "Chunk", "OtherIndex", "Tuples", "get_bits", "make_bits", "set_bits"]
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+BoolArray = npt.NDArray[np.bool_]
+
+IN_MEMORY = 2**62
+"""The departure stamp of tuples that have not left memory."""
+DIRECT = 0
+"""The departure stamp of tuples that never were in memory: before every arrival."""
+
+
+class Tuples(NamedTuple):
+    """Rows of one input and what the operator knows of them, in any order."""
+
+    rows: pa.RecordBatch
+    codes: tuple[Int64Array, ...]
+    arrivals: Int64Array
+    low: Int64Array | None
+    high: Int64Array | None
+    done: BoolArray | None
+
+    def filter(self, keep: BoolArray) -> "Tuples":
+        """Only the rows where `keep` is set."""
+        low = None if self.low is None else self.low[keep]
+        high = low if self.high is self.low else None if self.high is None else self.high[keep]
+        done = None if self.done is None else self.done[keep]
+        rows = self.rows.filter(pa.array(keep))
+        return Tuples(rows, tuple(codes[keep] for codes in self.codes), self.arrivals[keep], low, high, done)
+
+
+class OtherIndex(NamedTuple):
+    """The index by an attribute that the rows are not ordered by."""
+
+    order: Int32Array
+    codes: Int64Array
+    starts: Int32Array
+
+
+class Chunk:
+    """Tuples in the order of their first attribute's hash, with an index for each attribute.
+
+    Attributes
+    ----------
+    serial
+        Unique in the life of an operator, restarts included.
+    departure
+        When these tuples left memory; `IN_MEMORY` while they have not.
+    level
+        How often tuples of this chunk were merged.
+    """
+
+    __slots__ = (
+        "arrivals", "codes", "departure", "done", "high", "level", "low", "max_arrival", "max_low", "min_arrival",
+        "min_low", "nbytes", "others", "rows", "serial", "starts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        serial: int,
+        tuples: Tuples,
+        starts: Int32Array,
+        others: tuple[OtherIndex, ...],
+        level: int = 0,
+        departure: int = IN_MEMORY,
+    ) -> None:
+        self.serial = serial
+        self.rows = tuples.rows
+        self.codes = tuples.codes
+        self.arrivals = tuples.arrivals
+        self.low, self.high = tuples.low, tuples.high
+        self.done = None if tuples.done is None else make_bits(tuples.done)
+        self.starts = starts
+        self.others = others
+        self.level = level
+        self.departure = departure
+        self.nbytes = self._count_bytes()
+        self.max_arrival = int(self.arrivals.max(initial=-1))
+        self.min_arrival = int(self.arrivals.min(initial=IN_MEMORY))
+        self.min_low = 0 if self.low is None else int(self.low.min(initial=IN_MEMORY))
+        self.max_low = 0 if self.low is None else int(self.low.max(initial=-IN_MEMORY))
+
+    @classmethod
+    def build(cls, serial: int, tuples: Tuples, partitions: int, level: int = 0) -> "Chunk":
+        """A chunk of tuples in any order."""
+        order, starts = order_by_bucket(tuples.codes[0], bucket_count_of(len(tuples.arrivals), partitions))
+        places = pa.array(order)
+        low = None if tuples.low is None else tuples.low[order]
+        high = low if tuples.high is tuples.low else None if tuples.high is None else tuples.high[order]
+        ordered = Tuples(
+            # Column by column: only one of them exists twice at a time.
+            pa.RecordBatch.from_arrays([c.take(places) for c in tuples.rows.columns], schema=tuples.rows.schema),
+            tuple(codes[order] for codes in tuples.codes),
+            tuples.arrivals[order],
+            low,
+            high,
+            None if tuples.done is None else tuples.done[order],
+        )
+        return cls.of_ordered(serial, ordered, partitions, level, starts=starts)
+
+    @classmethod
+    def of_ordered(
+        cls,
+        serial: int,
+        tuples: Tuples,
+        partitions: int,
+        level: int = 0,
+        departure: int = IN_MEMORY,
+        starts: Int32Array | None = None,
+    ) -> "Chunk":
+        """A chunk of tuples that lie in the order of their hash already."""
+        count = bucket_count_of(len(tuples.arrivals), partitions)
+        if starts is None:
+            starts = start_buckets(tuples.codes[0], count)
+        others = []
+        for codes in tuples.codes[1:]:
+            order, other_starts = order_by_bucket(codes, count)
+            others.append(OtherIndex(order, codes[order], other_starts))
+        return cls(serial, tuples, starts, tuple(others), level, departure)
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    @property
+    def tuples(self) -> Tuples:
+        """What the chunk holds, without the index; the done bits as they are now."""
+        done = None if self.done is None else get_bits(self.done, None, len(self))
+        return Tuples(self.rows, self.codes, self.arrivals, self.low, self.high, done)
+
+    def find(self, place: int, queries: Int64Array) -> tuple[Int32Array, Int32Array, int]:
+        """Ranges of places whose code of the input's attribute number `place` equals each query."""
+        if place == 0:
+            return find_in_buckets(self.starts, self.codes[0], queries)
+        other = self.others[place - 1]
+        return find_in_buckets(other.starts, other.codes, queries)
+
+    def rows_at(self, place: int, places: Int32Array) -> Int32Array:
+        """The rows at places that `find` gave."""
+        return places if place == 0 else self.others[place - 1].order[places]
+
+    def partition_offsets(self, partitions: int) -> Int32Array:
+        """Where each hash partition's rows begin; one more at the end."""
+        return self.starts[:: (len(self.starts) - 1) // partitions]
+
+    def expired_rows(self, horizon: int) -> BoolArray | None:
+        """Which rows lie wholly before the horizon; None where no row does."""
+        if self.low is None or self.min_low >= horizon:
+            return None
+        return np.less(self.low, horizon)
+
+    def index_table(self) -> pa.Table:
+        """The index by the first attribute, to be stored beside the rows."""
+        return pa.table({"starts": self.starts})
+
+    def _count_bytes(self) -> int:
+        arrays: list[npt.NDArray[Any]] = [*self.codes, self.arrivals, self.starts]
+        for other in self.others:
+            arrays += [other.order, other.codes, other.starts]
+        if self.low is not None:
+            arrays.append(self.low)
+        if self.high is not None and self.high is not self.low:
+            arrays.append(self.high)
+        if self.done is not None:
+            arrays.append(self.done)
+        return int(self.rows.nbytes) + sum(array.nbytes for array in arrays)
+
+
+def merged(serial: int, chunks: Sequence[Chunk], keep: Sequence[BoolArray | None], partitions: int) -> Chunk:
+    """One chunk of the rows of several, without those that are not to be kept."""
+    parts = [c.tuples if mask is None else c.tuples.filter(mask) for c, mask in zip(chunks, keep, strict=True)]
+    parts = [part for part in parts if len(part.arrivals)] or parts[:1]
+    level = max(chunk.level for chunk in chunks) + 1
+    if len(parts) == 1:
+        return Chunk.of_ordered(serial, parts[0], partitions, level)
+    return Chunk.build(serial, concatenated(parts), partitions, level)
+
+
+def concatenated(parts: Sequence[Tuples]) -> Tuples:
+    """The tuples of several parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    low = None if first.low is None else np.concatenate([p.low for p in parts if p.low is not None])
+    high = low
+    if first.high is not first.low:
+        high = np.concatenate([p.high for p in parts if p.high is not None])
+    return Tuples(
+        pa.concat_batches([part.rows for part in parts]),
+        tuple(np.concatenate([part.codes[k] for part in parts]) for k in range(len(first.codes))),
+        np.concatenate([part.arrivals for part in parts]),
+        low,
+        high,
+        None if first.done is None else np.concatenate([p.done for p in parts if p.done is not None]),
+    )
+
+
+# ---------------------------------------------------------------- done bits
+
+
+def make_bits(flags: BoolArray) -> UInt8Array:
+    """Flags as bits, eight to a byte.
+
+    Examples
+    --------
+    >>> make_bits(np.array([True, False, True])).tolist()
+    [5]
+    """
+    return np.packbits(flags, bitorder="little")
+
+
+def get_bits(bits: UInt8Array, rows: npt.NDArray[np.signedinteger] | None, count: int = 0) -> BoolArray:
+    """The flags of some rows, or of the first `count`.
+
+    Examples
+    --------
+    >>> get_bits(np.array([5], np.uint8), np.array([2, 1])).tolist()
+    [True, False]
+    """
+    if rows is None:
+        return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)
+    flags: BoolArray = np.bitwise_and(bits[rows >> 3] >> (rows & 7).astype(np.uint8), np.uint8(1)).astype(np.bool_)
+    return flags
+
+
+def set_bits(bits: UInt8Array, rows: npt.NDArray[np.signedinteger]) -> None:
+    """Set the flags of these rows, which may repeat, in place.
+
+    Examples
+    --------
+    >>> bits = np.zeros(1, np.uint8)
+    >>> set_bits(bits, np.array([0, 2, 2]))
+    >>> bits.tolist()
+    [5]
+    """
+    np.bitwise_or.at(bits, rows >> 3, np.uint8(1) << (rows & 7).astype(np.uint8))

@@ -1,0 +1,358 @@
+"""What a multi-way join is to do: inputs, join graph, join type, window, memory and spilling, all checked at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from dovetail.errors import PlanError, SchemaError
+from dovetail.memory import Budget
+from dovetail.model.multiway_graph import JoinAttribute, JoinGraph, OnClause
+from dovetail.relation.keys import check_schema, code_kind, compute_codes
+
+__all__ = ["Flushing", "MJoinSpec", "MultiJoinType", "TimeWindow", "TupleWindow", "code_column", "mjoin_spec"]
+
+MultiJoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
+Flushing = Literal["coordinated", "random"]
+LatePolicy = Literal["drop", "side"]
+RESERVED_PREFIX = "__"
+
+
+@dataclass(frozen=True)
+class TupleWindow:
+    """Tuples join that arrived within so many tuples of each other, all inputs counted together (the paper's horizon).
+
+    Examples
+    --------
+    >>> TupleWindow(10_000).width
+    10000
+    """
+
+    width: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
+            raise PlanError(f"window={self.width!r}: a window of tuples is a whole number from 1 upwards.")
+
+
+@dataclass(frozen=True)
+class TimeWindow:
+    """Tuples join whose event times are at most `width` apart, pairwise.
+
+    Parameters
+    ----------
+    width
+        In the units of the time columns; a `timedelta` for timestamps (microseconds).
+    columns
+        The event-time column of each input: one name for all, or one for each. A pair of names is the earliest and
+        the latest time of an input that is itself a join's result.
+    lateness
+        How far behind the latest event time a tuple may be: `MJoin.watermark_reached` is that far behind.
+    late
+        What becomes of tuples behind the watermark: ``"drop"``, or ``"side"`` to fetch them by `MJoin.take_late`.
+
+    Examples
+    --------
+    >>> TimeWindow(timedelta(seconds=2), "ts").width
+    2000000
+    """
+
+    width: int
+    columns: str | Mapping[str, str | tuple[str, str]]
+    lateness: int = 0
+    late: LatePolicy = "drop"
+
+    def __init__(
+        self,
+        width: int | timedelta,
+        columns: str | Mapping[str, str | tuple[str, str]] | None = None,
+        lateness: int | timedelta = 0,
+        late: LatePolicy = "drop",
+    ) -> None:
+        if columns is None:
+            raise PlanError("A window of event time needs a time column.", hint='Pass the name, or {"a": "t1", ...}.')
+        for name, value in (("width", width), ("lateness", lateness)):
+            units = value // timedelta(microseconds=1) if isinstance(value, timedelta) else value
+            if isinstance(units, bool) or not isinstance(units, int) or units < 0:
+                raise PlanError(f"{name}={value!r}: the {name} of a window is not below zero, and whole.")
+            object.__setattr__(self, name, units)
+        if late not in get_args(LatePolicy):
+            raise PlanError(f"late={late!r} is none of {', '.join(get_args(LatePolicy))}.")
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "late", late)
+
+    def columns_of(self, name: str) -> tuple[str, str]:
+        """The columns of the earliest and of the latest time of an input's tuple; mostly the same."""
+        named = self.columns if isinstance(self.columns, str) else self.columns.get(name)
+        if named is None:
+            raise PlanError(f"The window names no time column of input {name!r}.", hint="Name one for every input.")
+        return (named, named) if isinstance(named, str) else (named[0], named[1])
+
+
+@dataclass(frozen=True)
+class MJoinSpec:
+    """A validated multi-way join; made by `mjoin_spec`.
+
+    Attributes
+    ----------
+    schemas
+        The columns of each input, without codes.
+    graph
+        Join attributes. Each input batch has an int64 code for each of its attributes, see `code_column`.
+    how, driving
+        Join type, and the input whose rows a left join keeps.
+    window
+        What bounds the state; None keeps everything.
+    budget
+        Of the whole operator.
+    spill_directory, partitions, flushing, seed
+        Where to spill (None: never), into how many hash partitions, and how victims are chosen.
+    max_delay
+        The longest that results of spilled partitions may take, in the units of `MJoin.set_time`; None: until `drain`.
+    sequences
+        Probing sequences that are fixed: for an input, the others in the order to probe them in.
+    """
+
+    schemas: Mapping[str, pa.Schema]
+    graph: JoinGraph
+    how: MultiJoinType = "inner"
+    driving: str = ""
+    window: TupleWindow | TimeWindow | None = None
+    budget: Budget = field(default_factory=lambda: Budget.parse("256MB"))
+    spill_directory: Path | None = None
+    partitions: int = 64
+    flushing: Flushing = "coordinated"
+    seed: int = 0
+    max_delay: int | None = None
+    sequences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The inputs, in order; everything inside the operator goes by their number."""
+        return tuple(self.schemas)
+
+    @cached_property
+    def attributes(self) -> tuple[JoinAttribute, ...]:
+        """The join attributes, the one that all inputs share first."""
+        return self.graph.attributes
+
+    @cached_property
+    def input_attributes(self) -> tuple[tuple[int, ...], ...]:
+        """For each input, the numbers of its attributes; rows are stored by the hash of the first."""
+        return tuple(tuple(k for k, a in enumerate(self.attributes) if name in a.columns) for name in self.names)
+
+    @cached_property
+    def is_star(self) -> bool:
+        """Whether one attribute links all inputs, so that equal hash partitions join with each other only."""
+        return self.graph.star is not None
+
+    @cached_property
+    def code_columns(self) -> tuple[str, ...]:
+        """The code column of each attribute."""
+        return tuple(code_column(self.graph, a.name) for a in self.attributes)
+
+    @cached_property
+    def hashed(self) -> tuple[bool, ...]:
+        """For each attribute, whether its codes are hashes, so that keys must be compared as well."""
+        kinds = []
+        for attribute in self.attributes:
+            name = attribute.inputs[0]
+            kinds.append(code_kind(self.schemas[name], attribute.columns[name]) == "xxhash64")
+        return tuple(kinds)
+
+    @cached_property
+    def preserved(self) -> tuple[bool, ...]:
+        """For each input, whether the operator keeps track of which of its rows have matched."""
+        if self.how == "left":
+            return tuple(name == self.driving for name in self.names)
+        sides = {"right": (False, True), "full": (True, True), "semi": (True, False), "anti": (True, False)}
+        return sides.get(self.how, (False,) * len(self.names))
+
+    @cached_property
+    def gives_unmatched(self) -> bool:
+        """Whether rows that can no longer match come out."""
+        return self.how in ("left", "right", "full", "anti")
+
+    def with_codes(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch of an input with its codes in front, as the Spark plan would compute them.
+
+        Examples
+        --------
+        >>> schema = pa.schema({"k": pa.int64()})
+        >>> spec = mjoin_spec({"a": schema, "b": schema}, on="k")
+        >>> spec.with_codes("a", pa.record_batch({"k": [5]})).schema.names
+        ['__code', 'k']
+        """
+        fields, columns = list(batch.schema), list(batch.columns)
+        for place, number in enumerate(self.input_attributes[self.names.index(name)]):
+            codes = compute_codes(batch, self.attributes[number].columns[name])
+            fields.insert(place, pa.field(self.code_columns[number], pa.int64()))
+            columns.insert(place, codes)
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What state is about: a snapshot of anything else is refused."""
+        window: dict[str, Any] | None = None
+        if isinstance(self.window, TimeWindow):
+            window = {"time": self.window.width, "columns": [list(self.window.columns_of(n)) for n in self.names]}
+        elif self.window is not None:
+            window = {"tuples": self.window.width}
+        return {
+            "graph": self.graph.as_dict(),
+            "how": self.how,
+            "driving": self.driving,
+            "window": window,
+            "schemas": {name: str(schema.remove_metadata()) for name, schema in self.schemas.items()},
+            "partitions": self.partitions,
+        }
+
+
+def code_column(graph: JoinGraph, attribute: str) -> str:
+    """The name of an attribute's code column: ``__code`` where there is one attribute only.
+
+    Examples
+    --------
+    >>> code_column(JoinGraph.of({"a": ["k"], "b": ["k"]}, on="k"), "k")
+    '__code'
+    """
+    return "__code" if len(graph.attributes) == 1 else f"__code_{attribute}"
+
+
+def mjoin_spec(
+    inputs: Mapping[str, pa.Schema],
+    on: OnClause | JoinGraph,
+    *,
+    how: MultiJoinType = "inner",
+    driving: str | None = None,
+    window: TupleWindow | TimeWindow | None = None,
+    budget: str | int | Budget = "256MB",
+    spill_directory: str | Path | None = None,
+    partitions: int = 64,
+    flushing: Flushing = "coordinated",
+    seed: int = 0,
+    max_delay: int | None = None,
+    sequences: Mapping[str, Sequence[str]] | None = None,
+) -> MJoinSpec:
+    """Check a multi-way join and make its spec; see `MJoinSpec` for the parameters.
+
+    Examples
+    --------
+    >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+    >>> mjoin_spec({"a": schema, "b": schema.set(1, pa.field("w", pa.int32()))}, on="k").names
+    ('a', 'b')
+    >>> mjoin_spec({"a": schema, "b": schema}, on="k")
+    Traceback (most recent call last):
+    dovetail.errors.PlanError: Inputs 'a' and 'b' both have a column 'v'. Rename one of the two.
+    """
+    schemas = dict(inputs)
+    graph = on if isinstance(on, JoinGraph) else JoinGraph.of({n: s.names for n, s in schemas.items()}, on)
+    _check_join_type(how, tuple(schemas), driving)
+    if not 1 <= partitions <= 4096 or partitions & (partitions - 1):
+        raise PlanError(f"partitions={partitions}: the number of partitions is a power of two up to 4096.")
+    if flushing not in get_args(Flushing):
+        raise PlanError(f"flushing={flushing!r} is none of {', '.join(get_args(Flushing))}.")
+    if max_delay is not None and max_delay < 0:
+        raise PlanError(f"max_delay={max_delay}: a delay is not below zero.")
+    for name, schema in schemas.items():
+        _check_names(name, schema)
+    for attribute in graph.attributes:
+        _check_types(schemas, attribute)
+    if isinstance(window, TimeWindow):
+        for name, schema in schemas.items():
+            _check_time(name, schema, window)
+    spec = MJoinSpec(
+        schemas,
+        graph,
+        how,
+        driving or next(iter(schemas)),
+        window,
+        Budget.parse(budget),
+        None if spill_directory is None else Path(spill_directory),
+        partitions,
+        flushing,
+        seed,
+        max_delay,
+        {name: tuple(order) for name, order in (sequences or {}).items()},
+    )
+    _check_output(spec)
+    _check_sequences(spec)
+    return spec
+
+
+def _check_join_type(how: str, names: tuple[str, ...], driving: str | None) -> None:
+    if how not in get_args(MultiJoinType):
+        raise PlanError(f"how={how!r} is none of {', '.join(get_args(MultiJoinType))}.")
+    if len(names) > 2 and how not in ("inner", "left"):
+        raise PlanError(
+            f"how={how!r} is a join of two inputs; there are {len(names)}.", hint="Use inner, or left with driving=."
+        )
+    if driving is not None and (how != "left" or driving not in names):
+        raise PlanError(f"driving={driving!r}: only a left join has a driving input, and it is one of its inputs.")
+
+
+def _check_names(name: str, schema: pa.Schema) -> None:
+    reserved = [column for column in schema.names if column.startswith(RESERVED_PREFIX)]
+    if reserved:
+        raise SchemaError(f"Column {reserved[0]!r} of input {name!r} has a reserved name.", hint="Rename it.")
+
+
+def _check_types(schemas: Mapping[str, pa.Schema], attribute: JoinAttribute) -> None:
+    first = attribute.inputs[0]
+    for name in attribute.inputs:
+        check_schema(schemas[name], attribute.columns[name])
+        for ours, theirs in zip(attribute.columns[first], attribute.columns[name], strict=True):
+            kinds = schemas[first].field(ours).type, schemas[name].field(theirs).type
+            if kinds[0] != kinds[1]:
+                raise SchemaError(
+                    f"{first}.{ours} is {kinds[0]} and {name}.{theirs} is {kinds[1]}: keys of different types.",
+                    hint="Cast one of them first.",
+                )
+
+
+def _check_time(name: str, schema: pa.Schema, window: TimeWindow) -> None:
+    for column in window.columns_of(name):
+        if column not in schema.names:
+            raise PlanError(f"Input {name!r} has no time column {column!r}; its columns are {', '.join(schema.names)}.")
+        kind = schema.field(column).type
+        if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_signed_integer(kind)):
+            raise SchemaError(
+                f"Time column {column!r} of input {name!r} is {kind}.", hint="Use a timestamp, date or integer column."
+            )
+
+
+def _check_output(spec: MJoinSpec) -> None:
+    """Refuse columns that would carry the same name in the result."""
+    owner: dict[str, str] = {}
+    for attribute in spec.attributes:
+        for column in attribute.columns[attribute.inputs[0]]:
+            owner[column] = attribute.inputs[0]
+    key_columns = {(n, c) for a in spec.attributes for n, columns in a.columns.items() for c in columns}
+    names = spec.names[:1] if spec.how in ("semi", "anti") else spec.names
+    for name in names:
+        for column in spec.schemas[name].names:
+            if (name, column) in key_columns:
+                continue
+            if column in owner:
+                raise PlanError(
+                    f"Inputs {owner[column]!r} and {name!r} both have a column {column!r}.",
+                    hint="Rename one of the two.",
+                )
+            owner[column] = name
+
+
+def _check_sequences(spec: MJoinSpec) -> None:
+    for name, order in spec.sequences.items():
+        others = [other for other in spec.names if other != name]
+        if name not in spec.names or sorted(order) != sorted(others):
+            raise PlanError(f"The probing sequence of {name!r} is not an order of {', '.join(others)}: {list(order)}.")
+        reached = [name]
+        for other in order:
+            if not spec.graph.shared(reached, [other]):
+                raise PlanError(
+                    f"The probing sequence of {name!r} comes to {other!r} before an input that is linked with it."
+                )
+            reached.append(other)

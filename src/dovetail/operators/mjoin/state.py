@@ -1,0 +1,438 @@
+"""What a multi-way join holds: per input chunks in memory, tuples on their way to disk, and pieces on disk.
+
+Rows are divided by the hash of their first join attribute into partitions. Where one attribute links all inputs, equal
+partitions join with each other only, and each is a *domain* of its own; otherwise there is one domain. For every domain
+the state knows up to which stamp all results have been given out (`Domain.joined_until`), which disk probes were made
+since (`Domain.log`), and how many tuples have arrived that may still have results to come (`Domain.pending`).
+
+Stamps are one sequence for arrivals, flushes, probes and complete joins: no two events share one.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.errors import BudgetError
+from dovetail.memory import Ledger
+from dovetail.operators.mjoin.chunk import DIRECT, BoolArray, Chunk, Tuples, concatenated, merged
+from dovetail.operators.mjoin.metrics import MJoinMetrics
+from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.operators.mjoin.spill import Piece, SpillError, SpillStore
+
+__all__ = ["Domain", "JoinState", "Limits"]
+
+_TIER = 4  # so many chunks of a level become one of the next
+_LARGEST_CHUNK_BYTES = 1 << 30
+
+
+@dataclass
+class Domain:
+    """Tuples that can only join with each other, and what is known of the results among them."""
+
+    pieces: list[list[Piece]]
+    joined_until: int = 0
+    log: list[tuple[int, int]] = field(default_factory=list)
+    direct_rows: int = 0
+    pending: int = 0
+    pending_since: int | None = None
+    pending_low: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any of its tuples are on disk, or on their way there."""
+        return self.direct_rows > 0 or any(self.pieces)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How the budget is divided, in bytes."""
+
+    arrivals: int
+    work: int
+    output: int
+    state: int
+
+    @classmethod
+    def of(cls, budget_bytes: int) -> "Limits":
+        """An eighth each for arriving tuples and for output, a quarter for merging and loading, the rest for state."""
+        eighth = budget_bytes // 8
+        return cls(eighth, 2 * eighth, eighth, budget_bytes - 4 * eighth)
+
+
+class JoinState:
+    """Chunks, pieces and domains of all inputs, within their part of the budget."""
+
+    def __init__(self, spec: MJoinSpec, ledger: Ledger, metrics: MJoinMetrics) -> None:
+        self.spec = spec
+        self.limits = Limits.of(spec.budget.total_bytes)
+        self._metrics = metrics
+        count = len(spec.names)
+        self.memory: list[list[Chunk]] = [[] for _ in range(count)]
+        self.direct: list[list[Chunk]] = [[] for _ in range(count)]
+        self.domains = [Domain([[] for _ in range(count)]) for _ in range(spec.partitions if spec.is_star else 1)]
+        self.is_coordinated = spec.flushing == "coordinated" and spec.is_star
+        self.spilled: BoolArray = np.zeros(spec.partitions, np.bool_)
+        self.store = SpillStore(spec)
+        self.stamp = 1
+        self.serial = 1
+        self._memory_bytes = ledger.reserve("state")
+        self._direct_bytes = ledger.reserve("spill_buffer")
+        self._done_bytes = ledger.reserve("done_bits")
+        self.work = ledger.reserve("work")
+
+    # ---------------------------------------------------------------- stamps and counts
+
+    def next_stamp(self, count: int = 1) -> int:
+        """The first of so many stamps that nothing else has."""
+        first = self.stamp
+        self.stamp += count
+        return first
+
+    def next_serial(self) -> int:
+        """A number for a new chunk."""
+        self.serial += 1
+        return self.serial - 1
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows held per input, in memory and on disk."""
+        held = [sum(map(len, (*self.memory[i], *self.direct[i]))) for i in range(len(self.memory))]
+        for domain in self.domains:
+            for i, pieces in enumerate(domain.pieces):
+                held[i] += sum(piece.rows for piece in pieces)
+        return held
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of state in memory."""
+        return self._memory_bytes.held_bytes + self._direct_bytes.held_bytes + self._done_bytes.held_bytes
+
+    @property
+    def pending(self) -> int:
+        """Tuples that arrived for an open domain since it was last joined completely."""
+        return sum(domain.pending for domain in self.domains)
+
+    def is_settled(self) -> BoolArray:
+        """For each partition, whether all results of what has arrived for it are out."""
+        flags = np.array([domain.pending == 0 for domain in self.domains], np.bool_)
+        return flags if self.spec.is_star else np.repeat(flags, self.spec.partitions)
+
+    def account(self) -> None:
+        """Bring the ledger up to date with the chunks."""
+        self._memory_bytes.resize(sum(chunk.nbytes for chunks in self.memory for chunk in chunks))
+        self._direct_bytes.resize(sum(chunk.nbytes for chunks in self.direct for chunk in chunks))
+
+    def clear(self) -> None:
+        """Forget all tuples, on disk too."""
+        for domain in self.domains:
+            for pieces in domain.pieces:
+                for piece in pieces:
+                    self.drop_piece(piece)
+                pieces.clear()
+            domain.direct_rows, domain.pending, domain.pending_since, domain.pending_low = 0, 0, None, None
+        self.memory = [[] for _ in self.memory]
+        self.direct = [[] for _ in self.direct]
+        self.account()
+        self._close_empty_domains()
+
+    def adopt(self, i: int, chunk: Chunk, place: str) -> None:
+        """Take over a chunk of a snapshot: in memory, on its way to disk, or on disk."""
+        if place == "memory":
+            self.memory[i].append(chunk)
+        elif place == "direct":
+            self.direct[i].append(chunk)
+            self._count_direct(chunk, 1)
+        else:
+            self._file(i, self._write(i, [chunk], chunk.departure))
+        self.account()
+
+    # ---------------------------------------------------------------- arrivals
+
+    def insert(self, i: int, chunk: Chunk, now: int | None) -> Chunk:
+        """Keep a chunk of arrivals; gives the part of it that is in memory and may probe."""
+        offsets = chunk.partition_offsets(self.spec.partitions)
+        self._count_pending(chunk, np.diff(offsets), now)
+        self._metrics.inserts += len(chunk)
+        resident = chunk
+        if self.is_coordinated and self.spilled.any():
+            goes_to_disk = np.repeat(self.spilled, np.diff(offsets))
+            if goes_to_disk.any():
+                # The parts together can be a little larger than the whole, by their index.
+                direct = self._part(chunk, goes_to_disk)
+                direct.departure = DIRECT
+                resident = self._part(chunk, ~goes_to_disk)
+                self._count_direct(direct, 1)
+                self.direct[i].append(direct)
+                self._metrics.flushed_rows += len(direct)
+        if len(resident):
+            self.memory[i].append(resident)
+        self.account()
+        return resident
+
+    def tidy(self, i: int, horizon: int | None) -> None:
+        """Merge the newest chunks of an input while there are enough of the same level."""
+        chunks = self.memory[i]
+        while len(chunks) >= _TIER and len({chunk.level for chunk in chunks[-_TIER:]}) == 1:
+            group = chunks[-_TIER:]
+            total = sum(chunk.nbytes for chunk in group)
+            if 2 * total > self.limits.work or total > _LARGEST_CHUNK_BYTES:
+                return
+            with_expired = [self.droppable(i, chunk, horizon) for chunk in group]
+            self.work.resize(2 * total)
+            keep = [None if mask is None else ~mask for mask in with_expired]
+            self._metrics.purged_rows += sum(int(mask.sum()) for mask in with_expired if mask is not None)
+            chunk = merged(self.next_serial(), group, keep, self.spec.partitions)
+            self._metrics.merges += 1
+            self._metrics.merged_rows += len(chunk)
+            chunks[-_TIER:] = [chunk] if len(chunk) else []
+            self.account()
+            self.work.resize(0)
+
+    def _part(self, chunk: Chunk, mask: BoolArray) -> Chunk:
+        part = Chunk.of_ordered(self.next_serial(), chunk.tuples.filter(mask), self.spec.partitions, chunk.level)
+        part.departure = chunk.departure
+        return part
+
+    def _count_pending(self, chunk: Chunk, rows: npt.NDArray[np.int32], now: int | None) -> None:
+        per_domain = rows if self.spec.is_star else np.array([rows.sum()])
+        offsets = np.concatenate([[0], np.cumsum(per_domain)])
+        for number in np.flatnonzero(per_domain).tolist():
+            domain = self.domains[number]
+            if not (domain.is_open or (self.is_coordinated and self.spilled[number])):
+                continue
+            domain.pending += int(per_domain[number])
+            if domain.pending_since is None:
+                domain.pending_since = now
+            if chunk.low is not None:
+                low = int(chunk.low[offsets[number] : offsets[number + 1]].min())
+                domain.pending_low = low if domain.pending_low is None else min(domain.pending_low, low)
+
+    def _count_direct(self, chunk: Chunk, sign: int) -> None:
+        for partition, rows in enumerate(np.diff(chunk.partition_offsets(self.spec.partitions)).tolist()):
+            self.domains[partition].direct_rows += sign * rows
+
+    # ---------------------------------------------------------------- purging
+
+    def droppable(self, i: int, chunk: Chunk, horizon: int | None) -> BoolArray | None:
+        """Rows that no result can need any more; None where there are none."""
+        drop: BoolArray | None = None
+        if horizon is not None:
+            drop = chunk.expired_rows(horizon)
+        if chunk.done is not None and (self.spec.how == "semi" or drop is not None):
+            done = chunk.tuples.done
+            assert done is not None
+            if self.spec.how == "semi":
+                drop = done if drop is None else drop | done
+            elif drop is not None:
+                drop = drop & done
+        if drop is None or not drop.any():
+            return None
+        settled = self.is_settled()
+        if not settled.all():
+            drop = drop & np.repeat(settled, np.diff(chunk.partition_offsets(self.spec.partitions)))
+        return drop if drop.any() else None
+
+    def purge(self, horizon: int) -> None:
+        """Drop chunks and pieces that lie outside every window, and the expired half of a chunk where it is one."""
+        for i, chunks in enumerate(self.memory):
+            kept = []
+            for chunk in chunks:
+                drop = self.droppable(i, chunk, horizon)
+                count = 0 if drop is None else int(drop.sum())
+                if count == len(chunk):
+                    self._metrics.purged_rows += count
+                elif drop is not None and 2 * count >= len(chunk):
+                    self._metrics.purged_rows += count
+                    self.work.resize(min(chunk.nbytes, self.limits.work))
+                    kept.append(self._part(chunk, ~drop))
+                    self.work.resize(0)
+                else:
+                    kept.append(chunk)
+            self.memory[i] = kept
+        for domain in self.domains:
+            if domain.pending == 0:
+                self._purge_pieces(domain, horizon)
+        self.account()
+        self._close_empty_domains()
+
+    def _purge_pieces(self, domain: Domain, horizon: int) -> None:
+        for i, pieces in enumerate(domain.pieces):
+            for piece in pieces:
+                if piece.max_low < horizon:
+                    self._metrics.purged_rows += piece.rows
+                    self.drop_piece(piece)
+            domain.pieces[i] = [piece for piece in pieces if piece.max_low >= horizon]
+
+    def drop_piece(self, piece: Piece) -> None:
+        """Forget a piece on disk; the caller takes it out of its domain."""
+        self.store.drop(piece)
+        self._done_bytes.shrink(piece.resident_bytes)
+
+    def _close_empty_domains(self) -> None:
+        """Partitions with nothing left on disk are in memory again: their arrivals probe as before."""
+        for number, domain in enumerate(self.domains):
+            if not domain.is_open and domain.pending == 0:
+                domain.log.clear()
+                if self.is_coordinated:
+                    self.spilled[number] = False
+
+    # ---------------------------------------------------------------- flushing
+
+    def make_room(self, needed_bytes: int) -> None:
+        """Flush until so many bytes fit.
+
+        Raises
+        ------
+        BudgetError
+            If there is nowhere to spill to; nothing has changed.
+        SpillError
+            If the spill directory is full; everything is still in memory.
+        """
+        share = self.limits.state // 8
+        while self.held_bytes + needed_bytes > self.limits.state:
+            if self.spec.spill_directory is None:
+                wanted = self.spec.budget.total_bytes * (self.held_bytes + needed_bytes) // self.limits.state + 1
+                raise BudgetError(
+                    f"The state of the join does not fit its budget of {self.spec.budget.total_bytes} bytes and there "
+                    "is no spill directory.",
+                    hint=f"Raise the budget to {wanted} bytes or more, give a window, or pass spill_directory=.",
+                    minimum_bytes=wanted,
+                )
+            if self._direct_bytes.held_bytes >= share or not any(self.memory):
+                if self._direct_bytes.held_bytes == 0:
+                    raise BudgetError(
+                        f"{needed_bytes} bytes of tuples do not fit a budget of {self.spec.budget.total_bytes} bytes."
+                    )
+                self.flush_direct()
+            else:
+                self.flush(self._choose_victims(max(needed_bytes, share)))
+
+    def flush(self, victims: dict[int, BoolArray]) -> None:
+        """Move the tuples of some partitions, per input, from memory to disk; all of it or, on an error, nothing."""
+        departure = self.next_stamp()
+        written: list[tuple[int, list[Piece]]] = []
+        try:
+            for i, mask in victims.items():
+                chunks = self._pieces_of(self.memory[i], mask)
+                written.append((i, self._write(i, chunks, departure)))
+        except SpillError:
+            for _, pieces in written:
+                for piece in pieces:
+                    self.store.drop(piece)
+            raise
+        for i, mask in victims.items():
+            self._take_out(i, mask)
+        self.account()
+        for number in range(len(self.domains)):
+            if not self.domains[number].is_open and self.domains[number].pending == 0:
+                # Until now all of its tuples were in memory together, so all their results are out.
+                self.domains[number].joined_until = departure
+        for i, pieces in written:
+            self._file(i, pieces)
+            self._metrics.flushed_rows += sum(piece.rows for piece in pieces)
+        if self.is_coordinated:
+            for mask in victims.values():
+                self.spilled |= mask
+        self._metrics.flushes += 1
+
+    def flush_direct(self) -> None:
+        """Write the tuples that belong to partitions on disk and were kept in memory to be written together."""
+        everything = np.ones(self.spec.partitions, np.bool_)
+        for i in range(len(self.direct)):
+            if self.direct[i]:
+                pieces = self._write(i, self._pieces_of(self.direct[i], everything), DIRECT)
+                for chunk in self.direct[i]:
+                    self._count_direct(chunk, -1)
+                self.direct[i] = []
+                self.account()
+                self._file(i, pieces)
+        self._metrics.flushes += 1
+
+    def _choose_victims(self, wanted_bytes: int) -> dict[int, BoolArray]:
+        """Partitions to flush: the same for all inputs, one after the other, or any of any input."""
+        partitions, count = self.spec.partitions, len(self.memory)
+        sizes = np.zeros((count, partitions))
+        for i, chunks in enumerate(self.memory):
+            for chunk in chunks:
+                sizes[i] += np.diff(chunk.partition_offsets(partitions)) * (chunk.nbytes / max(1, len(chunk)))
+        victims = np.zeros((count, partitions), np.bool_)
+        if self.is_coordinated:
+            order = np.flatnonzero(sizes.sum(axis=0))
+            needed = int(np.searchsorted(np.cumsum(sizes.sum(axis=0)[order]), wanted_bytes)) + 1
+            victims[:, order[:needed]] = True
+        else:
+            candidates = np.flatnonzero(sizes)
+            # The same choice in every replay: it depends on the spec and on how much has happened.
+            order = np.random.default_rng([self.spec.seed, self.stamp]).permutation(candidates)
+            needed = int(np.searchsorted(np.cumsum(sizes.ravel()[order]), wanted_bytes)) + 1
+            victims.ravel()[order[:needed]] = True
+        return {i: victims[i] for i in range(count) if (victims[i] & (sizes[i] > 0)).any()}
+
+    def _pieces_of(self, chunks: Sequence[Chunk], mask: BoolArray) -> Iterator[Chunk]:
+        """The rows of some partitions, each piece of one partition and of bounded size."""
+        limit = self.limits.work // (4 * len(self.memory))
+        offsets = [chunk.partition_offsets(self.spec.partitions) for chunk in chunks]
+        for partition in np.flatnonzero(mask).tolist():
+            parts: list[Tuples] = []
+            held = 0.0
+            for chunk, bounds in zip(chunks, offsets, strict=True):
+                row_bytes = chunk.nbytes / max(1, len(chunk))
+                step = max(1, int(limit / row_bytes))
+                for start in range(int(bounds[partition]), int(bounds[partition + 1]), step):
+                    part = _rows_of(chunk, start, min(start + step, int(bounds[partition + 1])))
+                    size = len(part.arrivals) * row_bytes
+                    if parts and held + size > limit:
+                        yield self._piece(parts)
+                        parts, held = [], 0.0
+                    parts.append(part)
+                    held += size
+            if parts:
+                yield self._piece(parts)
+
+    def _piece(self, parts: Sequence[Tuples]) -> Chunk:
+        if len(parts) == 1:
+            return Chunk.of_ordered(self.next_serial(), parts[0], self.spec.partitions)
+        return Chunk.build(self.next_serial(), concatenated(parts), self.spec.partitions)
+
+    def _write(self, i: int, chunks: Iterable[Chunk], departure: int) -> list[Piece]:
+        self.work.resize(self.limits.work // 2)
+        try:
+            pieces, size = self.store.write(i, chunks, departure)
+        finally:
+            self.work.resize(0)
+        self._metrics.spilled_bytes += size
+        return pieces
+
+    def _file(self, i: int, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self.domains[piece.partition if self.spec.is_star else 0].pieces[i].append(piece)
+            self._done_bytes.grow(piece.resident_bytes)
+
+    def _take_out(self, i: int, mask: BoolArray) -> None:
+        kept = []
+        for chunk in self.memory[i]:
+            stays = np.repeat(~mask, np.diff(chunk.partition_offsets(self.spec.partitions)))
+            if stays.all():
+                kept.append(chunk)
+            elif stays.any():
+                self.work.resize(min(chunk.nbytes, self.limits.work))
+                kept.append(self._part(chunk, stays))
+                self.work.resize(0)
+        self.memory[i] = kept
+
+
+def _rows_of(chunk: Chunk, start: int, stop: int) -> Tuples:
+    """A stretch of a chunk's rows; views, no copy, but for the done bits."""
+    tuples = chunk.tuples
+    low = None if tuples.low is None else tuples.low[start:stop]
+    high = low if tuples.high is tuples.low else None if tuples.high is None else tuples.high[start:stop]
+    return Tuples(
+        tuples.rows.slice(start, stop - start),
+        tuple(codes[start:stop] for codes in tuples.codes),
+        tuples.arrivals[start:stop],
+        low,
+        high,
+        None if tuples.done is None else tuples.done[start:stop],
+    )
