@@ -15,12 +15,14 @@ from dovetail import errors
 if TYPE_CHECKING:
     from dovetail.model import calibrate
     from dovetail.relation import Relation, SimulatedDisk
+    from dovetail.spark import sinks
     from dovetail.spark.enrich import enrich
     from dovetail.spark.explain import explain
+    from dovetail.spark.flow import stream
 
 __version__ = "0.1.0"
 
-__all__ = ["Relation", "SimulatedDisk", "__version__", "calibrate", "enrich", "errors", "explain"]
+__all__ = ["Relation", "SimulatedDisk", "__version__", "calibrate", "enrich", "errors", "explain", "sinks", "stream"]
 
 _HOME = {
     "Relation": "dovetail.relation",
@@ -28,6 +30,8 @@ _HOME = {
     "calibrate": "dovetail.model",
     "enrich": "dovetail.spark.enrich",
     "explain": "dovetail.spark.explain",
+    "sinks": "dovetail.spark.sinks",
+    "stream": "dovetail.spark.flow",
 }
 
 
@@ -36,6 +40,8 @@ def __getattr__(name: str) -> Any:
     # what its task does not need.
     if name not in _HOME:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    if name == "sinks":
+        return importlib.import_module("dovetail.spark.sinks")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

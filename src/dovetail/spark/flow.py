@@ -1,0 +1,208 @@
+"""Flows: stateful dataflows with exactly-once results.
+
+>>> flow = dt.stream(orders, name="orders").enrich(customers, on="id", max_delay="5 seconds")   # doctest: +SKIP
+>>> query = flow.write(dt.sinks.parquet(path), checkpoint=checkpoint, trigger="2 seconds")      # doctest: +SKIP
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from dovetail.errors import PlanError
+from dovetail.memory import Budget
+from dovetail.operators.conditions import Condition
+from dovetail.operators.spec import KeyNames
+from dovetail.spark.built_relations import relation_of
+from dovetail.spark.commit import CommitProtocol, Stage
+from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.durations import parse_duration_ms
+from dovetail.spark.flow_query import FlowQuery
+from dovetail.spark.flow_step import EnrichStep, Refresh
+from dovetail.spark.join_plan import plan_join
+from dovetail.spark.sinks.base import Sink, SinkContext
+from dovetail.spark.steps import Step
+from dovetail.spark.ticks import with_ticks
+from dovetail.state import FlowFingerprint, FlowStore
+from dovetail.state.store import FEWEST_COMMITS_KEPT
+
+__all__ = ["Flow", "require_flow_name", "stream"]
+
+_AVAILABLE_NOW = "available-now"
+_NAME = re.compile(r"[\w.-]+")
+
+
+def stream(df: DataFrame, name: str) -> "Flow":
+    """Begin a flow with a streaming DataFrame.
+
+    Parameters
+    ----------
+    df
+        A streaming DataFrame. Expressions that give other values when they are computed again (``rand``, ``uuid``) are
+        refused: a replay must see the same rows.
+    name
+        The flow's name: letters, digits, ``_``, ``-`` and ``.``. Its checkpoint belongs to this name.
+    """
+    if not isinstance(df, DataFrame) or not df.isStreaming:
+        raise PlanError(
+            "A flow begins with a streaming DataFrame.", hint="For a batch DataFrame use dovetail.enrich, or Spark."
+        )
+    require_flow_name(name)
+    require_deterministic(df, "the input")
+    return Flow(name, df, ())
+
+
+def require_flow_name(name: str) -> None:
+    """Refuse a name that could not be a part of file and table names."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise PlanError(f"name={name!r}: a flow's name has letters, digits, '_', '-' and '.' only.")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A dataflow that is described but does not run yet; made by `stream`, and every method gives a new one."""
+
+    name: str
+    _source: DataFrame
+    _stages: tuple[Stage, ...]
+
+    # ================================================================ stages
+
+    def enrich(
+        self,
+        relation: Any,
+        *,
+        on: KeyNames | None = None,
+        how: str = "inner",
+        budget: str | int | Budget = "256MB",
+        strategy: str = "auto",
+        objective: str = "rate",
+        select: str | Sequence[str] | None = None,
+        condition: str | Condition | None = None,
+        max_delay: str | None = None,
+        refresh: Refresh = "query",
+    ) -> "Flow":
+        """Join with a relation, within a budget.
+
+        Parameters
+        ----------
+        relation
+            A relation, the path of one, or a Spark DataFrame, of which one is built.
+        on, how, select, condition, strategy, objective
+            As for `dovetail.enrich`.
+        budget
+            The most bytes that all shards of the operator hold together.
+        max_delay
+            How long a tuple may wait for the disk: what the cache knows goes out at once, the rest within this span
+            plus one trigger, whether more arrives or not. None: everything leaves with its micro-batch.
+        refresh
+            ``"query"``: the relation's version is the one of the start. ``"batch"``: each micro-batch takes the newest;
+            tuples that wait are still joined with the version that they arrived under.
+
+        Raises
+        ------
+        PlanError
+            Naming the column or option at fault and what would work.
+        """
+        if refresh not in ("query", "batch"):
+            raise PlanError(f"refresh={refresh!r} is not known.", hint="Use 'query' or 'batch'.")
+        max_delay_ms = None if max_delay is None else parse_duration_ms("max_delay", max_delay)
+        here = self._here()
+        plan = plan_join(
+            here,
+            relation_of(here.sparkSession, relation, on, None),
+            on=on,
+            how=how,
+            select=select,
+            condition=condition,
+            budget=budget,
+            strategy=strategy,
+            objective=objective,
+        )
+        number = 1 + sum(isinstance(stage, Step) for stage in self._stages)
+        return self._then(EnrichStep(f"{number}-enrich", plan, here, max_delay_ms, refresh))
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
+        """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.
+
+        It is called once per micro-batch and must only describe: an action in it runs a job of its own.
+        """
+        if not callable(function):
+            raise PlanError(f"transform takes a function of a DataFrame, not {function!r}.")
+        result = function(self._here())
+        if not isinstance(result, DataFrame) or result.isStreaming:
+            raise PlanError(
+                f"The function of transform gave {type(result).__name__ if result is not None else 'nothing'}.",
+                hint="It must give the changed DataFrame that it was given.",
+            )
+        require_deterministic(result, "a transformation")
+        return self._then(function)
+
+    def _then(self, stage: Stage) -> "Flow":
+        return replace(self, _stages=(*self._stages, stage))
+
+    def _here(self) -> DataFrame:
+        """An empty DataFrame with the columns that the flow has at this point."""
+        spark = self._source.sparkSession
+        rows = spark.createDataFrame([], self._source.schema)
+        for stage in self._stages:
+            rows = spark.createDataFrame([], stage.output if isinstance(stage, Step) else stage(rows).schema)
+        return rows
+
+    # ================================================================ running
+
+    def write(
+        self,
+        sink: Sink,
+        *,
+        checkpoint: str | os.PathLike[str],
+        trigger: str | None = None,
+        keep_commits: int = 10,
+    ) -> FlowQuery:
+        """Start the flow, or go on with it where its checkpoint says.
+
+        Parameters
+        ----------
+        sink
+            Where the output goes: one of `dovetail.sinks`.
+        checkpoint
+            A directory of the flow's own: local or, on a cluster, one that all nodes mount.
+        trigger
+            How often a micro-batch begins, such as ``"5 seconds"``; ``"available-now"``: take what is there, leave
+            nothing waiting, and end. None: as often as possible.
+        keep_commits
+            How many commits, with the state they name, are kept; at least 2.
+
+        Raises
+        ------
+        StateError
+            If the checkpoint is of another flow, or damaged.
+        """
+        if not isinstance(sink, Sink):
+            raise PlanError(f"{sink!r} is not a sink.", hint="Use one of dovetail.sinks, such as sinks.parquet(path).")
+        if isinstance(keep_commits, bool) or not isinstance(keep_commits, int) or keep_commits < FEWEST_COMMITS_KEPT:
+            raise PlanError(f"keep_commits={keep_commits!r}: a replay needs at least {FEWEST_COMMITS_KEPT}.")
+        ends_by_itself = trigger == _AVAILABLE_NOW
+        interval_ms = 0 if trigger is None or ends_by_itself else parse_duration_ms("trigger", trigger)
+        spark = self._source.sparkSession
+        store = FlowStore(checkpoint)
+        steps = [stage for stage in self._stages if isinstance(stage, Step)]
+        store.open(FlowFingerprint(self.name, tuple(step.fingerprint() for step in steps)))
+        sink.open(SinkContext(spark, self.name, self._here().schema, store.staged_root))
+        protocol = CommitProtocol(self._stages, store, sink, drains_always=ends_by_itself, keep_commits=keep_commits)
+        query = FlowQuery(protocol, self.name)
+        writer = (
+            with_ticks(self._source)
+            .writeStream.foreachBatch(query.run_batch)
+            .queryName(self.name)
+            .option("checkpointLocation", str(store.checkpoint))
+        )
+        if ends_by_itself:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
+        query.attach(writer.start())
+        return query
