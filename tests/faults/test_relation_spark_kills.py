@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,8 +96,9 @@ def spark_driver(victims: ModuleType, scratch: Path) -> Iterator[Driver]:
             assert driver.says() == "ready", (scratch / "stderr").read_text()
             yield driver
         finally:
-            # The session that was started here, and nothing else.
-            os.killpg(process.pid, signal.SIGKILL)
+            # The session that was started here, and nothing else; the JVM of a killed driver may have ended by itself.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
