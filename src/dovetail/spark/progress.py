@@ -1,6 +1,6 @@
 """What a running flow tells about itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,13 @@ class OperatorProgress:
     memory_bytes
         Bytes held, by component.
     relation_version
-        The version that arriving tuples are joined with.
+        The version that arriving tuples are joined with; None where there is no relation.
+    state_rows
+        Tuples held, by input, of an operator that joins several.
     totals
         All counters since the flow began.
+    details
+        Counters that only this kind of operator has, since the flow began; those of inputs as ``counter.input``.
     """
 
     name: str
@@ -42,7 +46,9 @@ class OperatorProgress:
     oldest_wait_ms: int | None
     memory_bytes: Mapping[str, int]
     relation_version: int | None
+    state_rows: Mapping[str, int]
     totals: OperatorMetrics
+    details: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,6 @@ def _operator(
     change = totals if before is None else totals - _totals(before)
     taken = max(1, change.stream_tuples_in)
     oldest = min((report["oldest_ms"] for report in reports if report["oldest_ms"] is not None), default=None)
-    memory: dict[str, int] = {}
-    for report in reports:
-        for component, size_bytes in report["memory"].items():
-            memory[component] = memory.get(component, 0) + size_bytes
     return OperatorProgress(
         name=name,
         tuples_per_second=change.stream_tuples_in / elapsed_s if elapsed_s else 0.0,
@@ -112,11 +114,28 @@ def _operator(
         negative_ratio=change.negative_hits / taken,
         pending=sum(report["pending"] for report in reports),
         oldest_wait_ms=None if oldest is None else time_ms - oldest,
-        memory_bytes=memory,
-        relation_version=max((report["version"] for report in reports), default=None),
+        memory_bytes=_sums(report["memory"] for report in reports),
+        relation_version=max((report["version"] for report in reports if report["version"] is not None), default=None),
+        state_rows=_sums(report.get("state_rows", {}) for report in reports),
         totals=totals,
+        details=_sums(report.get("counters", {}) for report in reports),
     )
 
 
 def _totals(shards: list[dict[str, Any]]) -> OperatorMetrics:
     return OperatorMetrics.total(OperatorMetrics.from_dict(shard["report"]["metrics"]) for shard in shards)
+
+
+def _sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The numbers of all shards, name by name; those of an input under a name of their own."""
+    sums: dict[str, int] = {}
+    for part in parts:
+        for name, value in part.items():
+            inner = (
+                {f"{name}.{key}": number for key, number in value.items()}
+                if isinstance(value, Mapping)
+                else {name: value}
+            )
+            for key, number in inner.items():
+                sums[key] = sums.get(key, 0) + number
+    return sums

@@ -1,0 +1,211 @@
+"""`multi_join`: several streams joined with each other, in a declared amount of memory, exactly once."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from dovetail.errors import PlanError
+from dovetail.memory import Budget
+from dovetail.model.multiway_graph import JoinGraph, OnClause
+from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
+from dovetail.operators.mjoin.spec import MultiJoinType
+from dovetail.relation.keys import code_kind
+from dovetail.spark.codes import check_key_columns, quoted
+from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.durations import parse_duration_ms
+from dovetail.spark.flow import Flow, require_flow_name
+from dovetail.spark.multi_join_step import MultiJoinStep
+from dovetail.spark.payload import encoded_schema
+from dovetail.spark.tagged_inputs import SlotLayout, tagged_union
+
+__all__ = ["multi_join"]
+
+_WATERMARK = "spark.watermarkDelayMs"
+_MOMENTS = (T.TimestampType, T.TimestampNTZType)
+
+
+def multi_join(
+    inputs: Mapping[str, DataFrame],
+    *,
+    on: OnClause,
+    how: MultiJoinType = "inner",
+    window: str | None = None,
+    time: str | Mapping[str, str] | None = None,
+    lateness: str | None = None,
+    budget: str | int | Budget = "1GB",
+    max_delay: str | None = None,
+    shards: int | None = None,
+    name: str = "multi_join",
+) -> Flow:
+    """Join several streams with each other.
+
+    Parameters
+    ----------
+    inputs
+        Streaming DataFrames by name; at least two.
+    on
+        The join columns: a name or names that all inputs have; or, for each input, its own name or names.
+    how
+        ``"inner"``; ``"left"``, which keeps the rows of the first input; for two inputs also ``"right"``, ``"full"``,
+        ``"semi"`` and ``"anti"``. A row without a match comes out when the watermark has passed its window.
+    window
+        Rows join whose event times are at most this far apart, pairwise, such as ``"2 seconds"``; state that no later
+        row can match goes. None: everything is kept.
+    time
+        The event-time column: one name for all inputs, or a name for each.
+    lateness
+        How far behind the latest event time of its input a row may be. None: the delay of ``withWatermark`` where an
+        input declares one, else the window. Rows that are later are dropped and counted.
+    budget
+        The most bytes of state in memory, all shards together; what does not fit is kept on disk.
+    max_delay
+        How long results may take whose rows are on disk. None: they leave with their micro-batch.
+    shards
+        How many slices the state has; it stays so for the life of the checkpoint. None: as many as tasks run at once.
+    name
+        The flow's name, to which its checkpoint belongs.
+
+    Returns
+    -------
+    Flow
+        To be written to a sink, or continued; its columns are the join columns once, then each input's others.
+
+    Raises
+    ------
+    PlanError
+        Naming the input, column or option at fault and what would work.
+    """
+    _check_inputs(inputs)
+    require_flow_name(name)
+    spark = next(iter(inputs.values())).sparkSession
+    graph = JoinGraph.of({n: df.columns for n, df in inputs.items()}, on)
+    attribute = graph.star
+    if attribute is None or len(graph.attributes) > 1:
+        raise PlanError(
+            "The inputs do not all share the same join columns.",
+            hint="Join those that do in one flow, write its result, and join that with the others in a second flow.",
+        )
+    aligned = _aligned(spark, inputs, attribute.columns)
+    schemas = {n: df.schema for n, df in aligned.items()}
+    for n, schema in schemas.items():
+        check_key_columns(schema, attribute.columns[n])
+    arrow = {n: to_arrow_schema(encoded_schema(schema), timezone="UTC") for n, schema in schemas.items()}
+    spec = mjoin_spec(
+        arrow,
+        graph,
+        how=how,
+        window=_window(window, time, lateness, schemas),
+        budget=budget,
+        max_delay=None if max_delay is None else parse_duration_ms("max_delay", max_delay),
+    )
+    parallelism = max(1, spark.sparkContext.defaultParallelism)
+    step = MultiJoinStep(
+        "1-multi_join",
+        spec,
+        schemas,
+        SlotLayout.of(list(schemas.values())),
+        _shards(shards, parallelism),
+        parallelism,
+    )
+    return Flow(name, _rows(aligned, spec, step.layout), (step,))
+
+
+def _rows(inputs: Mapping[str, DataFrame], spec: MJoinSpec, layout: SlotLayout) -> DataFrame:
+    attribute = spec.attributes[0]
+    first = attribute.inputs[0]
+    kind = code_kind(spec.schemas[first], attribute.columns[first])
+    return tagged_union(inputs, attribute.columns, kind, layout)
+
+
+# -------------------------------------------------------------------- what was asked for
+
+
+def _check_inputs(inputs: Mapping[str, DataFrame]) -> None:
+    if not isinstance(inputs, Mapping) or len(inputs) < 2:
+        raise PlanError("A multi-way join has at least two inputs.", hint='Pass {"a": a, "b": b, ...}.')
+    for name, df in inputs.items():
+        if not isinstance(df, DataFrame) or not df.isStreaming:
+            raise PlanError(
+                f"Input {name!r} is not a streaming DataFrame.",
+                hint="Join a table that does not change with dovetail.enrich; a batch of rows with Spark's own join.",
+            )
+        repeated = sorted({column for column in df.columns if df.columns.count(column) > 1})
+        if repeated:
+            raise PlanError(f"Input {name!r} has two columns {repeated[0]!r}.", hint="Rename one of the two.")
+        require_deterministic(df, f"input {name!r}")
+
+
+def _shards(shards: int | None, parallelism: int) -> int:
+    if shards is None:
+        return parallelism
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise PlanError(f"shards={shards!r}: the number of shards is a whole number from 1 upwards.")
+    return shards
+
+
+def _window(
+    window: str | None,
+    time: str | Mapping[str, str] | None,
+    lateness: str | None,
+    schemas: Mapping[str, T.StructType],
+) -> TimeWindow | None:
+    if window is None:
+        if lateness is not None:
+            raise PlanError("lateness= needs a window.", hint='Pass window="2 seconds" and time="ts" as well.')
+        return None
+    if isinstance(window, int):
+        raise PlanError(
+            f"window={window!r}: a window by number of rows needs an order of arrival, which no shuffle keeps.",
+            hint='Use a window of event time, such as window="2 seconds" with time="ts".',
+        )
+    if time is None:
+        raise PlanError(f"window={window!r} needs the event-time column.", hint='Pass time="ts", or a name per input.')
+    columns = {name: time if isinstance(time, str) else time.get(name) for name in schemas}
+    for name, column in columns.items():
+        if column is None:
+            raise PlanError(f"time= names no column of input {name!r}.", hint="Name one for every input.")
+        if column not in schemas[name].names:
+            raise PlanError(
+                f"Input {name!r} has no column {column!r}.", hint=f"Its columns are {', '.join(schemas[name].names)}."
+            )
+        if not isinstance(schemas[name][column].dataType, _MOMENTS):
+            raise PlanError(
+                f"{name}.{column} is {schemas[name][column].dataType.simpleString()}; an event time is a timestamp.",
+                hint="Cast it to timestamp.",
+            )
+    width_ms = parse_duration_ms("window", window)
+    declared = [schemas[name][column].metadata.get(_WATERMARK) for name, column in columns.items() if column]
+    delays = [int(delay) for delay in declared if delay is not None]
+    lateness_ms = max(delays, default=width_ms) if lateness is None else parse_duration_ms("lateness", lateness)
+    named = {name: column for name, column in columns.items() if column is not None}
+    return TimeWindow(timedelta(milliseconds=width_ms), named, timedelta(milliseconds=lateness_ms))
+
+
+# -------------------------------------------------------------------- keys of several types
+
+
+def _aligned(
+    spark: SparkSession, inputs: Mapping[str, DataFrame], keys: Mapping[str, Sequence[str]]
+) -> dict[str, DataFrame]:
+    """The inputs with their join columns in the type that all of them fit."""
+    aligned = dict(inputs)
+    for columns in zip(*(keys[name] for name in inputs), strict=True):
+        fields = [inputs[name].schema[column] for name, column in zip(inputs, columns, strict=True)]
+        if len({field.dataType for field in fields}) == 1:
+            continue
+        if not all(isinstance(field.dataType, T.NumericType) for field in fields):
+            told = ", ".join(
+                f"{n}.{f.name} is {f.dataType.simpleString()}" for n, f in zip(inputs, fields, strict=True)
+            )
+            raise PlanError(
+                f"The join columns have types that are not compared as they are: {told}.", hint="Cast them."
+            )
+        nothing = [F.lit(None).cast(field.dataType) for field in fields]
+        common = spark.range(0).select(F.coalesce(*nothing).alias("common")).schema["common"].dataType
+        for name, field in zip(inputs, fields, strict=True):
+            aligned[name] = aligned[name].withColumn(field.name, F.col(quoted(field.name)).cast(common))
+    return aligned
