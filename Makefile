@@ -29,6 +29,10 @@ $(READY): requirements.txt requirements-dev.txt pyproject.toml scripts/setup
 demo: setup  ## build a relation, change it and look things up in it, with timings
 	@$(RUN) python examples/relation_demo.py $(ARGS)
 
+.PHONY: demo-flow
+demo-flow: setup  ## a flow that is killed and started again: every row exactly once
+	@$(RUN) python examples/flow_demo.py $(ARGS)
+
 .PHONY: test
 test: setup  ## all tests that need no service, also with the JIT off and with forced collisions
 	@$(RUN) scripts/run-tests $(ARGS)
@@ -36,6 +40,10 @@ test: setup  ## all tests that need no service, also with the JIT off and with f
 .PHONY: test-faults
 test-faults: setup  ## the fault tests at full size: every kill repeated 50 times
 	@DOVETAIL_FAULT_ROUNDS=50 $(RUN) python -m pytest tests/faults $(ARGS)
+
+.PHONY: test-cluster
+test-cluster: setup  ## enrich and a flow on a standalone cluster of two workers, one of them killed
+	@$(RUN) python -m pytest tests/cluster $(ARGS)
 
 .PHONY: lint
 lint: setup  ## ruff (rules and format) and mypy --strict, changing nothing

@@ -57,8 +57,13 @@ def taken(query: FlowQuery) -> int:
 def run_until(query: FlowQuery, condition: Callable[[], object], what: str) -> None:
     wait_until(lambda: condition() or not query.isActive, what)
     if not query.isActive:
-        query.awaitTermination()
+        ended(query)
         raise AssertionError(f"The flow ended before {what}.")
+
+
+def ended(query: FlowQuery) -> None:
+    """Let a flow end by itself, and raise what it ended with."""
+    assert query.awaitTermination(120), "the flow did not end"
 
 
 def expected(feed: Feed, how: str) -> list[dict[str, Any]]:
@@ -120,7 +125,7 @@ def test_chained_joins_and_transformations_end_with_available_now(
         .transform(lambda rows: rows.repartition(3, "mayor"))
     )
     query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now")
-    query.awaitTermination()
+    ended(query)
     static = spark.read.parquet(str(feed.directory)).where("n % 5 <> 0")
     joined = static.join(spark.createDataFrame(CITIES), "k").withColumn("twice", F.col("n") * 2).drop("n")
     names = spark.createDataFrame([(f"c{n}", f"m{n}") for n in range(12)], "city string, mayor string")
@@ -198,9 +203,9 @@ def test_function_of_foreach_batch_may_run_any_number_of_actions_or_none(
     for number in range(4):
         feed.add(orders(100 * number, 100))
     flow = stream(source, "called").enrich(relation, on="k", how="semi")
-    flow.write(
-        sinks.foreach_batch(look), checkpoint=tmp_path / "checkpoint", trigger="available-now"
-    ).awaitTermination()
+    flow.write(sinks.foreach_batch(look), checkpoint=tmp_path / "checkpoint", trigger="available-now").awaitTermination(
+        120
+    )
     assert [batch for batch, _ in seen] == [0, 1, 2, 3]
     halves = [row for table in (orders(0, 100), orders(200, 100)) for row in table.to_pylist()]
     assert_same_rows([row for _, rows in seen for row in rows], join_oracle(halves, CITIES, on=["k"], how="semi"), "")
@@ -221,11 +226,11 @@ def test_function_that_fails_is_called_again_with_the_same_rows(
     flow = stream(source, "failing").enrich(relation, on="k")
     query = flow.write(sinks.foreach_batch(fail_once), checkpoint=tmp_path / "checkpoint", trigger="available-now")
     with pytest.raises(Exception, match="ValueError: the target is away"):
-        query.awaitTermination()
+        ended(query)
     assert "the target is away" in str(query.exception())
     flow.write(
         sinks.foreach_batch(fail_once), checkpoint=tmp_path / "checkpoint", trigger="available-now"
-    ).awaitTermination()
+    ).awaitTermination(120)
     assert calls[0] == calls[1]
     assert len(calls[0][1]) > 0
 
@@ -239,7 +244,7 @@ def test_memory_console_and_noop_take_the_same_rows(
     for sink in (memory, sinks.console(num_rows=50, file=printed), sinks.noop()):
         flow = stream(source, f"to-{sink.kind}").enrich(relation, on="k", how="left")
         query = flow.write(sink, checkpoint=tmp_path / sink.kind, trigger="available-now")
-        query.awaitTermination()
+        ended(query)
         assert query.progress.operators[0].totals.output_rows == 50
     assert_same_rows(memory.rows(), expected(feed, "left"), "memory")
     assert memory.to_df(spark).count() == 50
@@ -282,20 +287,20 @@ def test_relation_that_goes_away_or_changes_its_key_is_a_clear_error_and_nothing
 
     path = tmp_path / "cities"
     feed.add(orders(0, 100))
-    run(flow_on(relation)).awaitTermination()
+    run(flow_on(relation)).awaitTermination(120)
     planned = flow_on(relation)
     shutil.move(path, tmp_path / "away")
     feed.add(orders(100, 100))
     query = run(planned)
     with pytest.raises(RelationError, match=r"does not exist.*Nothing was lost: put the relation back"):
-        query.awaitTermination()
+        ended(query)
     Relation.build(pa.table({"key": ["x"], "city": ["y"]}), path, on="key", shards=3)
     query = run(planned)
     with pytest.raises(RelationError, match="has the key key; this query was planned for k"):
-        query.awaitTermination()
+        ended(query)
     shutil.rmtree(path)
     shutil.move(tmp_path / "away", path)
-    run(planned).awaitTermination()
+    run(planned).awaitTermination(120)
     assert_same_rows(published_rows(tmp_path / "out"), expected(feed, "left"), "after the relation came back")
 
 
@@ -333,14 +338,14 @@ def test_checkpoint_that_does_not_fit_is_refused_and_the_right_flow_goes_on(
             start(flow(**options))
     query = start(flow(), sinks.noop())
     with pytest.raises(StateError, match="staged for a parquet sink"):
-        query.awaitTermination()
+        ended(query)
     damage = [
         (lambda place: shutil.rmtree(place / "dovetail"), "has no commit of"),
         (
             lambda place: (place / "metadata").write_text(json.dumps({"id": "0" * 8 + "-0000-0000-0000-" + "0" * 12})),
             "were not made together",
         ),
-        (lambda place: _flip_a_bit(next((place / "dovetail" / "state").rglob("*.arrow"))), "does not match its digest"),
+        (lambda place: _flip_a_bit(place), "does not match its digest"),
     ]
     for harm, message in damage:
         copy = tmp_path / "copy"
@@ -348,7 +353,7 @@ def test_checkpoint_that_does_not_fit_is_refused_and_the_right_flow_goes_on(
         harm(copy)
         query = flow().write(sinks.parquet(tmp_path / "unused"), checkpoint=copy)
         with pytest.raises(StateError, match=message):
-            query.awaitTermination()
+            ended(query)
         shutil.rmtree(copy)
     query = start(flow())
     run_until(query, lambda: query.progress is not None, "a micro-batch")
@@ -356,7 +361,10 @@ def test_checkpoint_that_does_not_fit_is_refused_and_the_right_flow_goes_on(
     assert_same_rows(published_rows(target), expected(feed, "inner"), "the right flow")
 
 
-def _flip_a_bit(path: Path) -> None:
+def _flip_a_bit(checkpoint: Path) -> None:
+    """In a state file that the last commit names."""
+    files = [file for shard in commits_of(checkpoint)[-1]["operators"]["1-enrich"] for file in shard["files"]]
+    path = checkpoint / "dovetail" / "state" / files[0]["name"]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from dovetail.errors import DovetailError, StateError
+from dovetail.errors import StateError
 from dovetail.spark.commit import Commit, CommitProtocol
 from dovetail.spark.progress import FlowProgress, progress_of
 
@@ -18,6 +18,13 @@ _POLL_SECONDS = 0.1
 # What Spark looks for in the text of a Python error to tell a stop from a failure.
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a job: java.lang.InterruptedException"
 _SIGNS_OF_A_STOP = ("InterruptedException", "InterruptedIOException", "ClosedByInterruptException", "cancelled")
+
+
+def _one_line(text: str) -> str:
+    """What matters most of an error's text: of a traceback its last line, else the first."""
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    place = -1 if any(line.startswith("Traceback") for line in lines) else 0
+    return lines[place].strip()[:_MOST_TEXT]
 
 
 class _BatchFailed(Exception):  # noqa: N818 -- never caught by name: Spark prints it
@@ -57,7 +64,7 @@ class FlowQuery:
                 line = _INTERRUPTED
             else:
                 self._failure = error
-                line = f"{type(error).__name__}: {text.partition(chr(10))[0][:_MOST_TEXT]}"
+                line = f"{type(error).__name__}: {_one_line(text)}"
             failed = _BatchFailed(line)
         else:
             return
@@ -142,13 +149,13 @@ class FlowQuery:
         return None if timeout is None else True
 
     def exception(self) -> BaseException | None:
-        """What it ended with, if it failed: ours where it is ours, else Spark's."""
+        """What it ended with, if it failed: the error of the micro-batch itself where there is one, else Spark's."""
         if self._spark.isActive:
             return None
         sparks = self._spark.exception()
         if sparks is None:
             return None
-        return self._failure if isinstance(self._failure, DovetailError) else sparks
+        return sparks if self._failure is None else self._failure
 
     def stop(self, drain: bool = False, timeout: float = 600.0) -> None:
         """End it.

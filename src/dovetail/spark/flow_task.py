@@ -30,6 +30,7 @@ from dovetail.spark.enrich_task import make_operator
 from dovetail.spark.join_recipe import JoinRecipe
 from dovetail.spark.shard_job import ShardResult, StateReader
 from dovetail.state import ShardState
+from dovetail.state.chunks import ROWS, SavedWindow, load_window, save_window
 
 __all__ = ["FlowJoinTask"]
 
@@ -98,7 +99,7 @@ class FlowJoinTask:
         for batch in batches:
             yield from self._put_out(join.offer(self._stream_batch(batch)))
         yield from self._put_out(self._disk_phase(join, marks, intent))
-        return self._result(shard, join, carried, marks, intent)
+        return self._result(shard, state, join, carried, marks, intent)
 
     # ================================================================ the operator
 
@@ -111,14 +112,16 @@ class FlowJoinTask:
             return None
         saved = state.values
         if saved["relation_id"] != self.recipe.relation_id:
+            waiting = sum(chunk[0] for chunk in saved["values"]["chunks"])
             raise StateError(
-                f"{sum(file.rows for file in state.files)} tuples of shard {shard} wait for a relation that was at "
-                f"{self.recipe.path} and is another one now.",
+                f"{waiting} tuples of shard {shard} wait for a relation that was at {self.recipe.path} and is another "
+                "one now.",
                 hint="Put the old relation back, or start the flow with a new checkpoint.",
             )
         join = self._operator(shard, saved["version"])
-        tables = {file.table: read(file) for file in state.files}
-        join.restore(Snapshot(saved["kind"], saved["fingerprint"], tables, saved["values"]))
+        tables = {number: read(file) for number, file in enumerate(state.files)}
+        window = load_window(state.files, tables, saved["values"]["chunks"], saved["places"])
+        join.restore(Snapshot(saved["kind"], saved["fingerprint"], {ROWS: window}, saved["values"]))
         return join
 
     def _operator(self, shard: int, version: int) -> SemiStreamOperator:
@@ -184,6 +187,7 @@ class FlowJoinTask:
     def _result(
         self,
         shard: int,
+        last: ShardState | None,
         join: SemiStreamOperator,
         carried: OperatorMetrics,
         marks: Marks,
@@ -193,6 +197,7 @@ class FlowJoinTask:
         oldest = join.oldest
         marks = [*marks, (int(intent["time_ms"]), int(snapshot.values["arrivals"]))]
         waiting = [] if oldest is None else [mark for mark in marks if mark[1] > oldest]
+        saved = self._saved(snapshot, last)
         totals = carried.copy()
         totals.merge(join.metrics)
         values = {
@@ -200,6 +205,7 @@ class FlowJoinTask:
             "fingerprint": dict(snapshot.fingerprint),
             "values": dict(snapshot.values) if join.pending else {"metrics": join.metrics.as_dict()},
             "marks": waiting,
+            "places": saved.places,
             "version": intent["version"],
             "relation_id": self.recipe.relation_id,
             "carried": carried.as_dict(),
@@ -215,5 +221,14 @@ class FlowJoinTask:
         def keep(state: ShardState) -> None:
             _ALIVE[self.owner, shard] = (state.state_id, join)
 
-        tables = [(name, table) for name, table in snapshot.tables.items() if table.num_rows]
-        return ShardResult(tables, (), values, report, keep if self.alive_bytes else None)
+        return ShardResult(saved.tables, saved.kept, values, report, keep if self.alive_bytes else None)
+
+    def _saved(self, snapshot: Snapshot, last: ShardState | None) -> SavedWindow:
+        """The window, with what is already in files of the last state named again."""
+        window = snapshot.tables.get(ROWS)
+        if window is None or window.num_rows == 0:
+            return SavedWindow((), (), ())
+        chunks = snapshot.values["chunks"]
+        if last is None or not last.files or last.values["fingerprint"] != snapshot.fingerprint:
+            return save_window(window, chunks)
+        return save_window(window, chunks, last.files, last.values["values"]["chunks"], last.values["places"])

@@ -1,0 +1,89 @@
+"""A driver with a flow in it, to be killed: started again and again over one input, until it comes to its end.
+
+``flow_victim.py ROOT`` joins the files in ROOT/feed with two relations, one after the other, into ROOT/out. It ends
+with `DONE` when all that is in the feed has come out, and with `FAILED` when the flow failed: a worker was killed.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+KEYS, CITIES, ROWS_PER_FILE = 500, 7, 60
+DONE, FAILED = 0, 3
+
+CITY_OF = [{"k": key, "city": f"c{key % CITIES}"} for key in range(0, KEYS, 2)]
+MAYOR_OF = [{"city": f"c{number}", "mayor": f"m{number}"} for number in range(CITIES - 2)]
+
+
+def orders(number: int) -> pa.Table:
+    """The content of a file of the feed."""
+    first = number * ROWS_PER_FILE
+    numbers = list(range(first, first + ROWS_PER_FILE))
+    return pa.table({"n": numbers, "k": pa.array([n * 31 % KEYS if n % 13 else None for n in numbers], pa.int64())})
+
+
+def relations(root: Path) -> tuple[Any, Any]:
+    """Open the relations, or build them first."""
+    from dovetail import Relation
+
+    built = []
+    for name, rows, key in (("cities", CITY_OF, "k"), ("mayors", MAYOR_OF, "city")):
+        if not (root / name).exists():
+            Relation.build(pa.Table.from_pylist(rows), root / name, on=key, shards=2)
+        built.append(Relation.open(root / name))
+    return built[0], built[1]
+
+
+def flow_on(spark: Any, root: Path) -> Any:
+    """The flow: tuples wait in both joins for up to half a second."""
+    import dovetail as dt
+
+    cities, mayors = relations(root)
+    source = spark.readStream.schema("n long, k long").option("maxFilesPerTrigger", 1).parquet(str(root / "feed"))
+    options = {"how": "left", "budget": "400kB", "max_delay": "500 ms"}
+    return (
+        dt.stream(source, "killed")
+        .enrich(cities, on="k", strategy="mesh", **options)
+        .enrich(mayors, on="city", strategy="balanced", **options)
+    )
+
+
+def main(root: Path) -> int:
+    """Run the flow until nothing is left to do."""
+    from pyspark.sql import SparkSession
+
+    import dovetail as dt
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.local.dir", str(root / "local"))
+        .getOrCreate()
+    )
+    offered = ROWS_PER_FILE * len(list((root / "feed").glob("[0-9]*.parquet")))
+    sink = dt.sinks.parquet(root / "out")
+    query = flow_on(spark, root).write(sink, checkpoint=root / "checkpoint", keep_commits=3)
+    print("started", flush=True)
+    while query.isActive:
+        progress = query.progress
+        if progress is not None:
+            taken = progress.operators[0].totals.stream_tuples_in
+            if taken == offered and progress.pending == 0:
+                query.stop()
+                print("done", flush=True)
+                return DONE
+        time.sleep(0.02)
+    print("failed", query.exception(), flush=True)
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
