@@ -117,11 +117,15 @@ def enrich(
     return plan.finish(plan.prepare(df, routing).mapInArrow(task, plan.mapped_schema))
 
 
+def is_mapped_by_every_worker(relation: Relation) -> bool:
+    """Whether tasks map the relation's files instead of fetching them."""
+    return relation.filesystem is None
+
+
 def _task(plan: JoinPlan, refresh: Refresh) -> tuple[EnrichTask, Routing]:
     """What runs in the tasks, and where the rows of the stream have to go for it."""
     name = f"dovetail_enrich_{uuid.uuid4().hex[:12]}"
-    is_mapped_everywhere = plan.relation.filesystem is None
-    if plan.strategy == "auto" and plan.has_equality and is_mapped_everywhere:
+    if plan.strategy == "auto" and plan.has_equality and is_mapped_by_every_worker(plan.relation):
         return LookupTask(plan.recipe, refresh, name), "none"
     strategy = plan.strategy if plan.has_equality else "mesh"
     shard_budget = Budget(max(1, plan.budget.total_bytes // plan.recipe.num_shards))

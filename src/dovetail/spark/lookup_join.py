@@ -112,16 +112,19 @@ class LookupJoin:
 
     def _join_part(self, own: pa.RecordBatch, codes: Int64Array, is_null: BoolArray | None) -> Iterator[pa.RecordBatch]:
         keyed = None if is_null is None else np.flatnonzero(~is_null)
-        distinct, numbers = distinct_codes(codes if keyed is None else codes[keyed])
-        queries, positions = self._reader.lookup(distinct)
-        counts_of = np.bincount(queries, minlength=distinct.size)
-        firsts_of = np.cumsum(counts_of) - counts_of
-        first, counts = firsts_of[numbers], counts_of[numbers]
-        if keyed is not None:
-            first, counts = _spread(first, keyed, codes.size), _spread(counts, keyed, codes.size)
+        distinct, numbers = _sorted_distinct(codes if keyed is None else codes[keyed])
+        queries, positions = self._reader.lookup(distinct, in_order=False)
         self.metrics.stream_tuples_in += codes.size
         self.metrics.null_key_tuples += 0 if keyed is None else codes.size - keyed.size
         self.metrics.lookups += distinct.size
+        # The pairs of a query follow one another, whatever the order of the queries.
+        starts = np.flatnonzero(np.diff(queries, prepend=-1))
+        firsts_of, counts_of = np.zeros(distinct.size, np.int64), np.zeros(distinct.size, np.int64)
+        firsts_of[queries[starts]] = starts
+        counts_of[queries[starts]] = np.diff(starts, append=queries.size)
+        first, counts = firsts_of[numbers], counts_of[numbers]
+        if keyed is not None:
+            first, counts = _spread(first, keyed, codes.size), _spread(counts, keyed, codes.size)
         side = StreamRows(own)
         if self.spec.how in ("semi", "anti") and not self.plan.verifies:
             yield from self._put_out_tuples(side, counts > 0)
@@ -134,10 +137,12 @@ class LookupJoin:
     def _gather(self, positions: Int64Array) -> tuple[pa.RecordBatch, Int64Array]:
         """The rows at these positions in the order of the disk, and where each position's row is among them."""
         self.metrics.relation_rows_read += positions.size
-        order = np.argsort(positions)
-        pieces = [batch for _, batch in self._reader.gather_ascending(positions[order])]
-        row_of_pair = np.empty(positions.size, np.int64)
-        row_of_pair[order] = np.arange(positions.size)
+        row_of_pair = np.arange(positions.size)
+        if positions.size and np.any(positions[1:] < positions[:-1]):
+            order = np.argsort(positions)
+            positions = positions[order]
+            row_of_pair[order] = np.arange(positions.size)
+        pieces = [batch for _, batch in self._reader.gather_ascending(positions)]
         if not pieces:
             return pa.RecordBatch.from_pylist([], schema=self._reader.schema), row_of_pair
         return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces), row_of_pair
@@ -155,7 +160,13 @@ class LookupJoin:
                 # One more pair, with no row, for all who have none.
                 first, counts = np.where(has_match, first, row_of_pair.size), np.maximum(counts, 1)
                 row_of_pair = np.append(row_of_pair, -1)
-            for tuples, pairs in expand_in_pieces(first, counts, row_of_pair, MAX_ROWS):
+            if self._max_multiplicity == 1:
+                # No tuple has two rows, and a batch has at most as many tuples as may be put out together.
+                tuples = np.flatnonzero(counts)
+                pieces = iter([(tuples, row_of_pair[first[tuples]])] if tuples.size else [])
+            else:
+                pieces = expand_in_pieces(first, counts, row_of_pair, MAX_ROWS)
+            for tuples, pairs in pieces:
                 yield self._counted(self.plan.joined(side, tuples, rows, pairs))
             return
         has_match = np.zeros(counts.size, np.bool_)
@@ -207,6 +218,15 @@ class LookupJoin:
     def _counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         self.metrics.output_rows += batch.num_rows
         return batch
+
+
+def _sorted_distinct(codes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The different codes in ascending order, which is the order of the index, and for each row the number of its."""
+    distinct, numbers = distinct_codes(codes)
+    order = np.argsort(distinct)
+    rank = np.empty(order.size, np.int64)
+    rank[order] = np.arange(order.size)
+    return distinct[order], rank[numbers]
 
 
 def _spread(values: Int64Array, rows: Int64Array, size: int) -> Int64Array:
