@@ -1,0 +1,240 @@
+"""Several streams joined in a flow: exact across restarts and spilling; windows, outer rows, and what is refused."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from dovetail.errors import DovetailError, PlanError, StateError
+from dovetail.spark import sinks
+from dovetail.spark.flow import Flow
+from dovetail.spark.flow_query import FlowQuery
+from dovetail.spark.multi_join import multi_join
+from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
+from dovetail.testing.multiway_oracle import multiway_oracle
+from dovetail.testing.rows import assert_same_rows
+
+SEED = 20_703
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = ("a", "b", "c")
+SPARK_COLUMNS = {name: f"k long, t{name} timestamp, v{name} string" for name in NAMES}
+
+
+def arrivals(name: str, first_second: int, count: int, chance: random.Random, keys: int = 30) -> pa.Table:
+    """Rows of an input within twenty seconds from a moment on; some have no key or no time."""
+    moments = [START + timedelta(seconds=first_second, milliseconds=chance.randrange(20_000)) for _ in range(count)]
+    return pa.table(
+        {
+            "k": pa.array([chance.randrange(keys) if chance.random() < 0.95 else None for _ in moments], pa.int64()),
+            f"t{name}": pa.array([m if chance.random() < 0.97 else None for m in moments], pa.timestamp("us", "UTC")),
+            f"v{name}": [f"{name}{number}é{chance.randrange(1 << 30)}" for number in range(count)],
+        }
+    )
+
+
+class Inputs:
+    """Feeds of several inputs, and the streams that read them."""
+
+    def __init__(self, spark: SparkSession, directory: Path, names: tuple[str, ...] = NAMES) -> None:
+        self.feeds = {name: Feed(directory / name) for name in names}
+        self.chance = random.Random(SEED)
+        self._spark = spark
+        print("seed", SEED)
+
+    def add(self, first_second: int, **counts: int) -> None:
+        for name, count in counts.items():
+            self.feeds[name].add(arrivals(name, first_second, count, self.chance))
+
+    def streams(self) -> dict[str, DataFrame]:
+        return {
+            name: self._spark.readStream.schema(SPARK_COLUMNS[name])
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(feed.directory))
+            for name, feed in self.feeds.items()
+        }
+
+    def expected(self, how: Any = "inner", width: timedelta | None = None) -> list[dict[str, Any]]:
+        rows = {name: feed.rows() for name, feed in self.feeds.items()}
+        first = next(iter(rows))
+        equalities = [((first, "k"), (name, "k")) for name in rows if name != first]
+        times = None if width is None else {name: f"t{name}" for name in rows}
+        return multiway_oracle(rows, equalities, how, times=times, width=width)  # type: ignore[arg-type]
+
+    @property
+    def times(self) -> dict[str, str]:
+        return {name: f"t{name}" for name in self.feeds}
+
+
+def run(flow: Flow, tmp_path: Path) -> FlowQuery:
+    """Take what is there, and end."""
+    query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now")
+    assert query.awaitTermination(120), "the flow did not end"
+    return query
+
+
+def joined(tmp_path: Path) -> list[dict[str, Any]]:
+    """What the flow has put out; Spark writes moments as nanoseconds without a zone, and means UTC."""
+    rows = published_rows(tmp_path / "out")
+    moments = {column for row in rows[:1] for column in row if column in ("ta", "tb", "tc")}
+    return [{c: _moment(v) if c in moments else v for c, v in row.items()} for row in rows]
+
+
+def _moment(value: Any) -> datetime | None:
+    return None if value is None else value.to_pydatetime().replace(tzinfo=UTC)
+
+
+def test_three_streams_with_a_window_across_restarts_and_spilling(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = Inputs(spark, tmp_path)
+    width = timedelta(seconds=3)
+    for second, counts in ((0, (60, 50, 70)), (15, (40, 90, 0)), (30, (80, 0, 60)), (36, (1, 60, 50))):
+        inputs.add(second, **{name: count for name, count in zip(NAMES, counts, strict=True) if count})
+        flow = multi_join(
+            inputs.streams(), on="k", window="3 seconds", time=inputs.times, lateness="1 hour", budget="40kB", shards=2
+        )
+        query = run(flow, tmp_path)
+        assert_same_rows(joined(tmp_path), inputs.expected(width=width), f"after second {second}")
+    progress = query.progress
+    assert progress is not None
+    (operator,) = progress.operators
+    assert operator.details["flushed_rows"] > 0
+    assert operator.totals.stream_tuples_in == sum(len(feed.rows()) for feed in inputs.feeds.values())
+    assert sum(operator.memory_bytes.values()) <= 40_000
+    assert unnamed_state_files(tmp_path / "checkpoint") == set()
+
+
+@pytest.mark.parametrize("how", ["left", "full", "anti"])
+def test_rows_without_a_match_come_out_once_when_their_window_has_passed(
+    spark: SparkSession, tmp_path: Path, how: str
+) -> None:
+    inputs = Inputs(spark, tmp_path, ("a", "b"))
+    width = timedelta(seconds=2)
+    inputs.add(0, a=40, b=15)
+    inputs.add(20, a=30, b=25)
+    flow = multi_join(
+        inputs.streams(), on="k", how=how, window="2 seconds", time=inputs.times, lateness="20 seconds", shards=2
+    )
+    run(flow, tmp_path)
+    before = len(joined(tmp_path))
+    # An hour later on both sides: everything before is decided, and these rows' own window stays open.
+    for name in ("a", "b"):
+        late = pa.table(
+            {
+                "k": [-1],
+                f"t{name}": pa.array([START + timedelta(hours=1)], pa.timestamp("us", "UTC")),
+                f"v{name}": ["z"],
+            }
+        )
+        inputs.feeds[name].add(late)
+        inputs.feeds[name].add(late.slice(0, 0))
+    run(flow, tmp_path)
+    expected = [row for row in inputs.expected(how, width) if row["k"] != -1]
+    decided = [row for row in joined(tmp_path) if row["k"] != -1]
+    assert before < len(expected)
+    assert_same_rows(decided, expected, how)
+
+
+def test_late_rows_are_dropped_and_counted_and_state_is_purged(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = Inputs(spark, tmp_path, ("a", "b"))
+    inputs.add(0, a=50, b=50)
+    inputs.add(3600, a=50, b=50)
+    flow = multi_join(inputs.streams(), on="k", window="5 seconds", time=inputs.times, shards=2)
+    run(flow, tmp_path)
+    on_time = inputs.expected(width=timedelta(seconds=5))
+    # The watermark is an hour ahead of these.
+    inputs.add(0, a=25, b=25)
+    query = run(flow, tmp_path)
+    assert_same_rows(joined(tmp_path), on_time, "late rows join nothing")
+    assert query.progress is not None
+    (operator,) = query.progress.operators
+    rows = [row for feed in inputs.feeds.values() for row in feed.rows()[100:]]
+    assert operator.details["late_tuples"] == sum(
+        row.get("ta") is not None or row.get("tb") is not None for row in rows
+    )
+    assert sum(operator.state_rows.values()) <= 100
+    assert operator.details["purged_rows"] > 0
+
+
+def test_keys_of_several_columns_names_and_types(spark: SparkSession, tmp_path: Path) -> None:
+    left, right = Feed(tmp_path / "left"), Feed(tmp_path / "right")
+    left.add(
+        pa.table({"id": pa.array([1, 2, 3, None], pa.int32()), "é x": ["a", "b", None, "d"], "l": [[1], [2], [3], [4]]})
+    )
+    right.add(
+        pa.table({"k": pa.array([1, 2, 2, 3], pa.int64()), "s": ["a", "b", "b", "c"], "r": [1.5, 2.5, 3.5, None]})
+    )
+    flow = multi_join(
+        {
+            "left": spark.readStream.schema("id int, `é x` string, l array<long>").parquet(str(left.directory)),
+            "right": spark.readStream.schema("k long, s string, r double").parquet(str(right.directory)),
+        },
+        on={"left": ["id", "é x"], "right": ["k", "s"]},
+        shards=3,
+    )
+    run(flow, tmp_path)
+    expected = [
+        {"id": 1, "é x": "a", "l": [1], "r": 1.5},
+        {"id": 2, "é x": "b", "l": [2], "r": 2.5},
+        {"id": 2, "é x": "b", "l": [2], "r": 3.5},
+    ]
+    assert_same_rows(joined(tmp_path), expected, "composite key")
+
+
+def test_a_small_micro_batch_writes_little_however_much_is_held(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = Inputs(spark, tmp_path, ("a", "b"))
+    for name in ("a", "b"):
+        inputs.feeds[name].add(arrivals(name, 0, 20_000, inputs.chance, keys=10_000_000))
+    flow = multi_join(inputs.streams(), on="k", budget="64MB", shards=1)
+    run(flow, tmp_path)
+    inputs.add(30, a=20, b=20)
+    run(flow, tmp_path)
+    files = commits_of(tmp_path / "checkpoint")[-1]["operators"]["1-multi_join"][0]["files"]
+    new = sum(file["bytes"] for file in files if int(file["name"].split("/")[-1].split("-")[0]) >= 1)
+    assert 0 < new < sum(file["bytes"] for file in files) / 50
+
+
+def test_other_shards_or_another_window_are_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = Inputs(spark, tmp_path, ("a", "b"))
+    inputs.add(0, a=5, b=5)
+    options: dict[str, Any] = {"on": "k", "time": inputs.times, "window": "5 seconds", "shards": 2}
+    run(multi_join(inputs.streams(), **options), tmp_path)
+    for changed, told in (({"shards": 3}, "shards=2"), ({"window": "6 seconds"}, "window"), ({"how": "left"}, "how")):
+        with pytest.raises(StateError, match=told):
+            run(multi_join(inputs.streams(), **{**options, **changed}), tmp_path)
+
+
+def test_bad_requests_are_refused_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = Inputs(spark, tmp_path)
+    streams = inputs.streams()
+    a, b, c = streams.values()
+    for wrong, told in [
+        ({"inputs": {"a": a}}, "at least two"),
+        ({"inputs": {"a": a, "b": spark.range(3)}}, "'b' is not a streaming DataFrame"),
+        ({"inputs": {"a": a, "b": b.drop("k")}}, "'b' has no column 'k'"),
+        ({"inputs": {"a": a, "b": b.withColumn("k", F.col("k").cast("string"))}}, "b.k is string"),
+        ({"inputs": {"a": a, "b": b.withColumnRenamed("vb", "va")}}, "both have a column 'va'"),
+        ({"inputs": {"a": a, "b": b.withColumn("vb", F.rand())}}, "rand"),
+        ({"on": []}, "names no join column"),
+        ({"on": [("a.k", "b.k")]}, "not connected"),
+        ({"how": "full"}, "join of two inputs"),
+        ({"how": "cross"}, "how='cross'"),
+        ({"window": 10_000, "time": inputs.times}, "no shuffle keeps"),
+        ({"window": "2 seconds"}, "needs the event-time column"),
+        ({"window": "2 seconds", "time": {"a": "ta"}}, "no column of input 'b'"),
+        ({"window": "2 seconds", "time": "ta"}, "'b' has no column 'ta'"),
+        ({"window": "2 seconds", "time": {"a": "va", "b": "tb", "c": "tc"}}, "a.va is string"),
+        ({"window": "soon", "time": inputs.times}, "window='soon'"),
+        ({"lateness": "2 seconds"}, "lateness= needs a window"),
+        ({"budget": "1kB"}, "1,000|1 kB|1000"),
+        ({"shards": 0}, "shards=0"),
+        ({"name": "no/name"}, "no/name"),
+    ]:
+        options: dict[str, Any] = {"inputs": streams, "on": "k", **wrong}
+        with pytest.raises(DovetailError, match=told):
+            multi_join(options.pop("inputs"), **options)
+    with pytest.raises(PlanError, match="same join columns"):
+        multi_join({"a": a, "b": b, "c": c}, on=[("a.k", "b.k"), ("b.vb", "c.vc")])
