@@ -6,6 +6,7 @@ apart from everything else.
 
 import errno
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +33,12 @@ def storage_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL_OR_BROKEN:
             raise StateError(
-                f"The flow's state cannot be written to {place}: {error.strerror}. Nothing was lost.",
+                f"The flow's state cannot be written to {place}: {os.strerror(error.errno)}. Nothing was lost.",
                 hint="Make room and start the flow again with the same checkpoint.",
             ) from None
         if error.errno in _FORBIDDEN:
             raise StateError(
-                f"The flow's state cannot be written to {place}: {error.strerror}. Nothing was lost.",
+                f"The flow's state cannot be written to {place}: {os.strerror(error.errno)}. Nothing was lost.",
                 hint="Give this user the right to write there and start the flow again.",
             ) from None
         raise

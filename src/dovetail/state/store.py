@@ -221,8 +221,8 @@ class FlowStore:
 
     def _remove_files(self, named: set[str], last: int) -> int:
         removed = 0
-        for operator in os.scandir(self.state_root):
-            for shard in os.scandir(operator.path):
+        for operator in _directories(self.state_root):
+            for shard in _directories(operator.path):
                 for entry in os.scandir(shard.path):
                     name = f"{operator.name}/{shard.name}/{entry.name}"
                     if name in named or not _batch_of(entry.name, default=last + 1) <= last:
@@ -231,6 +231,10 @@ class FlowStore:
                     removed += 1
                     fault_point("flow.cleanup.file")
         return removed
+
+
+def _directories(parent: str | Path) -> list[os.DirEntry[str]]:
+    return [entry for entry in os.scandir(parent) if entry.is_dir()]
 
 
 def files_of(commit: Mapping[str, Any]) -> list[StateFile]:
