@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from dovetail.errors import BudgetError
+from dovetail.errors import BudgetError, PlanError
 from dovetail.memory import Budget
 from dovetail.operators import OPERATORS, AllOf, BatchPredicate, Comparison, JoinSpec, Range, SemiStreamOperator
 from dovetail.testing.batches import stream_batches
@@ -26,8 +26,8 @@ JOIN_TYPES = st.sampled_from(["inner", "left", "semi", "anti"])
 # Where the window is only just large enough, tuples wait for room in most examples.
 EXTRA_BYTES = st.sampled_from([0, 1, 200, 2_000, 20_000])
 SMALL = st.none() | st.integers(1, 9)
-# 120 in CI: with four tests for each operator, and one more for mesh, more than 2,000 examples in all.
-EXAMPLES = settings().max_examples * 6 // 5
+# 100 in CI: with four tests for each operator, and one more for mesh, more than 2,000 examples in all.
+EXAMPLES = settings().max_examples
 
 
 def minimum_budget(kind: str, spec: JoinSpec) -> int:
@@ -52,11 +52,19 @@ def spec_of(case: JoinCase, kind: str, extra_bytes: int, **options: Any) -> Join
 
 
 def smaller_blocks(operator: SemiStreamOperator) -> None:
-    operator.retune(block_rows=max(1, operator.block_rows - 1), chunk_rows=2)
+    retune(operator, block_rows=max(1, operator.block_rows - 1), chunk_rows=2)
 
 
 def single_row_blocks(operator: SemiStreamOperator) -> None:
-    operator.retune(block_rows=1, chunk_rows=5)
+    retune(operator, block_rows=1, chunk_rows=5)
+
+
+def retune(operator: SemiStreamOperator, **changes: int) -> None:
+    """Change b and w, which is refused while a block is joined in part."""
+    try:
+        operator.retune(**changes)
+    except PlanError:
+        note("refused")
 
 
 def larger_budget(operator: SemiStreamOperator) -> None:
@@ -87,7 +95,7 @@ def test_oracle_any_interleaving_gives_the_exact_join(kind: str, data: st.DataOb
     drive(
         OPERATORS[kind](spec),
         batches,
-        data.draw(schedules(len(batches), calls=CHANGES)),
+        data.draw(schedules(len(batches), calls=CHANGES, give_ups=True)),
         make_operator=lambda: OPERATORS[kind](replace(spec, budget=Budget(200_000))),
         expected=case.expected(how),
     )
@@ -102,7 +110,15 @@ def test_oracle_size_is_what_arrays_hold(kind: str, data: st.DataObject) -> None
     spec = spec_of(case, kind, data.draw(EXTRA_BYTES), how=how, ordered=ordered)
     operator = OPERATORS[kind](spec)
     batches = case.batches(seed=data.draw(st.integers(0, 99)), max_batch_rows=30)
-    drive(operator, batches, data.draw(schedules(len(batches), snapshots=False)), measure_arrays=True, borrowed=[spec])
+    drive(
+        operator,
+        batches,
+        data.draw(schedules(len(batches), snapshots=False, give_ups=True)),
+        measure_arrays=True,
+        borrowed=[spec],
+        expected=None if ordered else case.expected(how),
+        expected_groups=case.expected_groups(how) if ordered else None,
+    )
 
 
 @EVERY_OPERATOR
@@ -124,7 +140,7 @@ def test_oracle_ordered_output_is_in_stream_order(kind: str, data: st.DataObject
     drive(
         OPERATORS[kind](spec),
         batches,
-        data.draw(schedules(len(batches), calls=CHANGES)),
+        data.draw(schedules(len(batches), calls=CHANGES, give_ups=True)),
         make_operator=lambda: OPERATORS[kind](replace(spec, budget=Budget(200_000))),
         expected_groups=case.expected_groups(how),
     )
@@ -150,7 +166,7 @@ def test_oracle_residual_conditions_hold_besides_equality(kind: str, data: st.Da
     drive(
         OPERATORS[kind](spec),
         batches,
-        data.draw(schedules(len(batches), calls=CHANGES)),
+        data.draw(schedules(len(batches), calls=CHANGES, give_ups=True)),
         make_operator=lambda: OPERATORS[kind](replace(spec, budget=Budget(200_000))),
         expected=None if ordered else case.expected(how, case.in_range),
         expected_groups=case.expected_groups(how, case.in_range) if ordered else None,
@@ -177,7 +193,7 @@ def test_oracle_conditions_without_equality(kind: str, data: st.DataObject) -> N
     drive(
         OPERATORS[kind](spec),
         batches,
-        data.draw(schedules(len(batches), calls=CHANGES)),
+        data.draw(schedules(len(batches), calls=CHANGES, give_ups=True)),
         make_operator=lambda: OPERATORS[kind](replace(spec, budget=Budget(200_000))),
         expected=None if ordered else expected,
         expected_groups=expected if ordered else None,

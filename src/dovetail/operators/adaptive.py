@@ -5,7 +5,7 @@ m v_R, than its tuples take in the window, n v_S. Everything is counted at what 
 included.
 """
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = ["AdaptiveCacheJoin", "Objective"]
 
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 Objective = Literal["rate", "memory"]
 _CYCLES_PER_EVICTION = 10
 _MOST_SCALED = 8.0
@@ -30,6 +31,7 @@ _FIRST_WINDOW_SHARE = 16  # with objective "memory", the part of what is shared 
 _WINDOW_GROWTH = 1.25
 _WINDOW_MARGIN_BYTES = 1024
 _FEWEST_TUPLES = 64
+_FEWEST_TUPLES_BESIDE = 16  # a window beside a cache has room for so many at least
 _SLACK_SHARE = 256  # room for entries that come between two decisions, as a part of what is shared
 _LEAST_WINDOW_SHARE = 16  # the part of what is shared that always stays with the window
 _MOST_NEGATIVE_SHARE = 8  # the part of what is shared that negative entries may ask for at once
@@ -118,7 +120,8 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         return self._shared_bytes // _SLACK_SHARE
 
     def _most_for_cache(self) -> int:
-        return self._shared_bytes - self._shared_bytes // _LEAST_WINDOW_SHARE
+        kept_bytes = max(self._shared_bytes // _LEAST_WINDOW_SHARE, self._window_bytes_for(_FEWEST_TUPLES_BESIDE))
+        return max(0, self._shared_bytes - kept_bytes)
 
     def _give_back(self) -> None:
         """Let the window have what the cache does not need."""
@@ -162,10 +165,13 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         return False
 
     def _least_window_bytes(self) -> int:
+        return min(self._window_bytes_for(_FEWEST_TUPLES), self._shared_bytes - self._cache_limit_bytes)
+
+    def _window_bytes_for(self, tuples: int) -> int:
         columns, ordered = self._stream_columns, self.spec.ordered
         per_tuple = self._paged_bytes + (self.results.plan.row_bytes + 8 if ordered else 0)
-        least = StreamWindow.bytes_for(columns, _FEWEST_TUPLES, ordered) + int(_FEWEST_TUPLES * per_tuple)
-        return min(least, self._shared_bytes - self._cache_limit_bytes)
+        chunks = self._max_chunks(self._memory)
+        return StreamWindow.bytes_for(columns, tuples, ordered, chunks) + int(tuples * per_tuple)
 
     def _look_over_window(self) -> None:
         """With objective "memory": a window that was not half full in a whole cycle gives back what it did not need."""
@@ -177,15 +183,12 @@ class AdaptiveCacheJoin(CachedMeshJoin):
 
     # ---------------------------------------------------------------- values without rows
 
-    def _put_out_left(self, positions: Positions) -> Iterator[pa.RecordBatch]:
+    def _note_left(self, positions: Positions, is_matched: BoolArray) -> None:
         window = self._window
         assert window is not None
-        if not self.results.plan.verifies:
-            # With a condition, a tuple without a match may well have rows; then it is counting that finds out.
-            alone = positions[~window.is_matched_at(positions)]
-            if alone.size:
-                self._learn_unmatched(window.codes_left_at(alone))
-        yield from super()._put_out_left(positions)
+        # With a condition, a tuple without a match may well have rows; then it is counting that finds out.
+        if not self.results.plan.verifies and not is_matched.all():
+            self._learn_unmatched(window.codes_left_at(positions[~is_matched]))
 
     def _learn_unmatched(self, left_codes: Int64Array) -> None:
         """Decide on values whose tuples have met all of the relation and found nothing, by how many others there are.
@@ -226,13 +229,22 @@ class AdaptiveCacheJoin(CachedMeshJoin):
 
     # ---------------------------------------------------------------- other budgets, restarts
 
+    def _window_of(
+        self, table: pa.Table | None, chunks: list[tuple[int, int, int]]
+    ) -> tuple[StreamWindow | None, float]:
+        if self._needed_bytes is not None:
+            # What a snapshot has may be more than the window begins with; it shrinks again when it is not needed.
+            self._needed_bytes = self._shared_bytes
+            self._memory = replace(self._memory, window_bytes=self._window_bytes(0))
+        return super()._window_of(table, chunks)
+
     def _put_cache_aside(self) -> Any:
-        kept = super()._put_cache_aside(), self._switching_account.held_bytes
+        kept = super()._put_cache_aside(), self._switching_account.held_bytes, self._needed_bytes
         self._switching_account.resize(0)
         return kept
 
     def _put_cache_back(self, kept: Any) -> None:
-        shared, switching_bytes = kept
+        shared, switching_bytes, self._needed_bytes = kept
         super()._put_cache_back(shared)
         self._switching_account.resize(switching_bytes)
 

@@ -44,8 +44,10 @@ import pyarrow as pa
 from dovetail.model.costs import CostFactors, Curve
 from dovetail.model.explain import Bottleneck, Plan
 from dovetail.operators.adaptive import Objective
+from dovetail.operators.admission import Answer, Offered
 from dovetail.operators.block_cache import BlockCacheJoin
 from dovetail.operators.cache import CacheProbe
+from dovetail.operators.cached import CacheAnswer
 from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.protocol import RelationBlock, RelationShard
 from dovetail.operators.spec import JoinSpec
@@ -236,27 +238,42 @@ class AutoJoin(BlockCacheJoin):
             return max(1024, self.results.max_rows)
         return super()._admission_rows()
 
-    def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
-        waiting = super()._select_waiting(batch, codes, is_null)
-        if waiting.size == 0 or not self.looks_up:
+    def _select_waiting(self, offered: Offered) -> Int64Array:
+        waiting = super()._select_waiting(offered)
+        if waiting.size == 0 or not self.looks_up or (self.spec.ordered and self.pending):
             return waiting
+        codes = offered.codes
         probe = self._probe or self._cache.probe(codes)
-        queries, positions = self.spec.shard.lookup(codes[waiting])
-        counts = np.bincount(queries, minlength=waiting.size).astype(np.int64)
-        firsts = np.cumsum(counts) - counts
+        counts = self._rows_in_index(codes[waiting])
         # A tuple with very many rows waits for the scan, which puts them out bit by bit.
         is_answered = counts <= self.results.max_rows
-        if self.spec.ordered and self.pending:
-            is_answered[:] = False
         answered = waiting[is_answered]
         is_looked_up = np.zeros(codes.size, np.bool_)
         is_looked_up[answered] = True
-        first_rows, all_counts = probe.first_rows.copy(), probe.counts.copy()
-        first_rows[answered], all_counts[answered] = firsts[is_answered], counts[is_answered]
-        self._probe = replace(
-            probe, first_rows=first_rows, counts=all_counts, is_looked_up=is_looked_up, index_positions=positions
-        )
+        all_counts = probe.counts.copy()
+        all_counts[answered] = counts[is_answered]
+        self._probe = replace(probe, counts=all_counts, is_looked_up=is_looked_up)
         return waiting[~is_answered]
+
+    def _rows_in_index(self, codes: Int64Array) -> Int64Array:
+        """How many rows each code has, or can have at most where no code has many."""
+        if self.spec.shard.stats.is_unique:
+            # Whether there is one is found out piece by piece, with where it is.
+            return np.ones(codes.size, np.int64)
+        distinct, which = np.unique(codes, return_inverse=True)
+        return self.spec.shard.count(distinct)[which]
+
+    def _answer_of(self, piece: Offered, answered: Int64Array, probe: CacheProbe) -> CacheAnswer:
+        if probe.is_looked_up is None or not probe.is_looked_up.any():
+            return super()._answer_of(piece, answered, probe)
+        # As many rows as a batch of output has at most: where each is need not be kept for more at a time.
+        asked = np.flatnonzero(probe.is_looked_up)
+        queries, positions = self.spec.shard.lookup(piece.codes[asked])
+        found = np.bincount(queries, minlength=asked.size).astype(np.int64)
+        first_rows, counts = probe.first_rows.copy(), probe.counts.copy()
+        first_rows[asked], counts[asked] = np.cumsum(found) - found, found
+        known = replace(probe, first_rows=first_rows, counts=counts, index_positions=positions)
+        return super()._answer_of(piece, answered, known)
 
     def _rows_of_pairs(
         self, positions: Int64Array, rows: Int64Array, probe: CacheProbe
@@ -280,18 +297,16 @@ class AutoJoin(BlockCacheJoin):
             return None, pa.RecordBatch.from_pylist([], schema=self._cache.schema)
         return np.concatenate(orders), batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
-    def _answer(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, rows: Int64Array, tickets: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        probe = None if self._prepared is None else self._prepared.probe
-        if probe is not None and probe.is_looked_up is not None:
-            missed = np.flatnonzero(probe.is_looked_up)
-            self._learn_from_lookups(codes[missed])
-        yield from super()._answer(batch, codes, is_null, rows, tickets)
+    def _count_answer(self, answer: Answer, piece: Offered, answered: Int64Array) -> None:
+        super()._count_answer(answer, piece, answered)
+        if isinstance(answer, CacheAnswer) and answer.probe.is_looked_up is not None:
+            self._learn_from_lookups(piece.codes[np.flatnonzero(answer.probe.is_looked_up)])
 
     # ================================================================ scan
 
     def _disk_step(self) -> Iterator[pa.RecordBatch]:
+        # What the step before left undone, if it was given up.
+        self._upkeep()
         yield from self._expire()
         rows_left = min(self.block_rows, self.spec.shard.num_rows - self.position)
         while self.pending and rows_left > 0:
@@ -308,14 +323,15 @@ class AutoJoin(BlockCacheJoin):
             yield from self._join_block(block)
             if self._met_rows and self._learns:
                 self._learn_from(block, np.concatenate(self._met_rows))
+            leaving = self._leaving if self._leaves_early and self.spec.how in ("inner", "left") else []
+            self._leaving, self._met_rows, self._is_whole = [], [], _NO_FLAGS
             # From here on nothing is lost if the iterator is given up: what has not left yet leaves at its deadline.
             MeshJoin._advance(self, block.stop - block.start)
             rows_left -= block.stop - block.start
-            if self._leaving and self.leaves_early and self.spec.how in ("inner", "left"):
-                yield from self._leave(np.concatenate(self._leaving))
+            if leaving:
+                yield from self._leave(np.concatenate(leaving))
             if self._seeks_unmatched and self._leaves_early:
                 yield from self._leave_unmatched(block)
-            self._leaving, self._met_rows, self._is_whole = [], [], _NO_FLAGS
             yield from self._expire()
             self._upkeep()
 
@@ -366,7 +382,7 @@ class AutoJoin(BlockCacheJoin):
         break_even = max(float(FENCE_STRIDE), moving_s / max(seconds_per_row, 1e-12))
         if len(window) * break_even > shard.num_rows:
             return 0
-        until = min(shard.num_rows, self.position + window.chunks[0].deadline - self._odometer)
+        until = min(shard.num_rows, self.position + window.chunks.oldest.deadline - self._odometer)
         _, starts, stops = shard.locate(window.codes_at(window.live_positions()))
         ahead = starts[stops > self.position]
         needed = int(ahead.min()) if ahead.size else until

@@ -189,8 +189,7 @@ class BalancedJoin(AdaptiveCacheJoin):
             self._learning_account.resize(0)
             return None
         candidates = Candidates(codes, waiting, self._scale())
-        self._learning_account.resize(candidates.table.nbytes)
-        return candidates
+        return candidates if self._try_resize(self._learning_account, candidates.table.nbytes) else None
 
     # ---------------------------------------------------------------- switching
 
@@ -215,7 +214,8 @@ class BalancedJoin(AdaptiveCacheJoin):
         )
         self._candidates = None
         self._learning_account.resize(0)
-        if len(decision) and self._ledger.has_room_for(ValueTable.nbytes_of(len(decision), CANDIDATE_LOAD)):
+        buffer_bytes = ValueTable.nbytes_of(max(1, len(decision)), CANDIDATE_LOAD) + decision.held_bytes
+        if len(decision) and self._ledger.has_room_for(buffer_bytes):
             self._buffer = SwitchingBuffer(decision)
             self._switching_account.resize(self._buffer.nbytes)
             self._ask_for_border(self._wanted_limit())
@@ -250,12 +250,11 @@ class BalancedJoin(AdaptiveCacheJoin):
     def _collect(self, block: RelationBlock) -> None:
         assert self._buffer is not None
         self._buffer.collect(block)
-        if self._cache.nbytes + self._buffer.nbytes > self._cache_limit_bytes:
+        is_within = self._cache.nbytes + self._buffer.nbytes <= self._cache_limit_bytes
+        if not is_within or not self._try_resize(self._switching_account, self._buffer.nbytes):
             # Rows turned out to be longer than expected: next time that is known.
             self._row_bytes *= 1.25
             self._drop_buffer()
-            return
-        self._switching_account.resize(self._buffer.nbytes)
 
     def _switch(self, buffer: SwitchingBuffer) -> None:
         """Move all tuples from s_B to H_R."""

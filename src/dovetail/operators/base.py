@@ -1,4 +1,4 @@
-"""What all semi-stream joins share besides their core: the way in, shedding, tuning, saving and restoring.
+"""What all semi-stream joins share besides their core and the way in: the protocol, tuning, saving and restoring.
 
 An operator is a subclass of `SemiStreamOperator` that adds its disk phase and, if it has one, its cache:
 
@@ -6,10 +6,10 @@ An operator is a subclass of `SemiStreamOperator` that adds its disk phase and, 
 `_disk_step`           one disk step; reads with `_read_block`, joins with `_join_block`, lets tuples leave with
                        `_leave` or `_leave_oldest`
 `_select_waiting`      which rows of an offered part must wait; the others are answered from memory
-`_answer`              answers those others; the default knows NULL keys only
+`_prepare`             makes the answers of those others; the default knows NULL keys only
 `_deadline`            the deadline of tuples that enter now, for operators that scan
 `_plan_memory`         how the budget is divided, where there is more than block, output and window
-`_observe_matches`     learns of matches, for operators that count them
+`_note_left`           learns of tuples that leave
 `_restart_after`       lets young tuples begin again, when ordered results had to be discarded
 `_save`, `_load`       the operator's own part of a snapshot
 =====================  ===============================================================================================
@@ -17,19 +17,17 @@ An operator is a subclass of `SemiStreamOperator` that adds its disk phase and, 
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import BudgetError, DovetailError, PlanError, SchemaError, StateError
-from dovetail.memory import Budget, format_bytes
+from dovetail.errors import DovetailError, PlanError, SchemaError, StateError
+from dovetail.memory import Budget
 from dovetail.metrics import OperatorMetrics
-from dovetail.operators.core import JoinCore
-from dovetail.operators.memory_plan import MAX_BATCH_ROWS
+from dovetail.operators.admission import Admission, Offered
 from dovetail.operators.ordering import HeldResults
 from dovetail.operators.protocol import CODE_COLUMN, Snapshot
 from dovetail.operators.spec import JoinSpec, require_positive
@@ -38,18 +36,12 @@ from dovetail.operators.window import StreamWindow
 
 __all__ = ["SemiStreamOperator"]
 
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-_FEWEST_ADMITTED = 1024
 
-
-class SemiStreamOperator(JoinCore, ABC):
+class SemiStreamOperator(Admission, ABC):
     """The frame of a semi-stream join; see `dovetail.operators.protocol.SemiStreamJoin` for its promises."""
 
     def __init__(self, spec: JoinSpec) -> None:
         super().__init__(spec)
-        self._arrivals = 0
-        self._entered_since_step = 0
         self._is_running = False
 
     # ================================================================ for subclasses
@@ -57,27 +49,6 @@ class SemiStreamOperator(JoinCore, ABC):
     @abstractmethod
     def _disk_step(self) -> Iterator[pa.RecordBatch]:
         """One disk step. If `_pairs_done` is not 0, it must begin with the block that was interrupted."""
-
-    def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
-        """The rows of an offered part that must enter the window, ascending. Must not change anything."""
-        return np.flatnonzero(~is_null)
-
-    def _answer(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, rows: Int64Array, tickets: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        """Answer the rows (ascending) that need not wait; here those with a NULL key, which match nothing."""
-        yield from self._give_unmatched_rows(batch, rows, tickets)
-
-    def _deadline(self) -> int:
-        """The deadline of tuples that enter now."""
-        return 0
-
-    def _admission_rows(self) -> int:
-        """How many rows of an offered batch to look at together."""
-        room = MAX_BATCH_ROWS if self._window is None else self._window.capacity - len(self._window)
-        # With ordered output those that are answered at once may have to be held, a batch of output at most.
-        most = self.results.max_rows if self.spec.ordered else MAX_BATCH_ROWS
-        return min(max(room, _FEWEST_ADMITTED), most)
 
     def _restart_after(self, ticket: int) -> None:
         """Let waiting tuples with a higher ticket begin again; their held results are gone."""
@@ -113,7 +84,7 @@ class SemiStreamOperator(JoinCore, ABC):
             # Without equality the map is only a queue: any different codes will do.
             codes = np.arange(self._arrivals, self._arrivals + batch.num_rows, dtype=np.int64)
             is_null = np.zeros(batch.num_rows, np.bool_)
-        return self._guarded(self._accept(rows, codes, is_null, may_drop=True))
+        return self._guarded(self._accept(Offered(rows, codes, is_null), may_drop=True))
 
     def step(self) -> Iterator[pa.RecordBatch]:
         """Do one disk step: one block of the relation against everything that waits."""
@@ -176,7 +147,7 @@ class SemiStreamOperator(JoinCore, ABC):
             tables["window"] = self._window.to_table()
         if self.spec.ordered:
             tables["held"] = self.results.held.to_table(self.output_schema)
-        chunks = [] if self._window is None else self._window.chunks
+        chunks = [] if self._window is None else self._window.chunks.to_list()
         values |= {
             "arrivals": self._arrivals,
             "entered_since_step": self._entered_since_step,
@@ -209,135 +180,6 @@ class SemiStreamOperator(JoinCore, ABC):
                 f"The snapshot of {self.kind} is damaged: {type(error).__name__}: {error}",
                 hint="Restore it from a copy, or start with a new operator.",
             ) from error
-
-    # ================================================================ the way in
-
-    def _accept(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
-    ) -> Iterator[pa.RecordBatch]:
-        start = 0
-        while start < batch.num_rows:
-            if self._pairs_done:
-                yield from self._one_step()
-            stop = min(start + self._admission_rows(), batch.num_rows)
-            part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
-            waiting = self._select_waiting(part, part_codes, part_null)
-            room = self._room_for(part, waiting)
-            if waiting.size > room:
-                if room == 0 and waiting[0] == 0:
-                    if may_drop and self._drops_arriving():
-                        yield from self._accept_rest(part, part_codes, part_null, waiting)
-                        start = stop
-                    elif not (may_drop and (yield from self._drop_waiting(waiting.size))):
-                        yield from self._one_step()
-                    continue
-                stop = start + int(waiting[room])
-                part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
-                waiting = waiting[:room]
-            if part.num_rows - waiting.size > self.results.max_rows:
-                # What is answered at once counts as accepted with its batch: no more of it than one batch holds.
-                stop = start + _rows_with_answers(part.num_rows, waiting, self.results.max_rows)
-                part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
-                waiting = waiting[waiting < stop - start]
-            if self.spec.ordered and not self.results.room_to_hold(part.num_rows - waiting.size):
-                if self.pending:
-                    yield from self._one_step()
-                    continue
-                # What is answered at once needs no room as long as nothing waits before it: take in one kind alone.
-                waiting, stop = _first_of_one_kind(waiting, start, stop)
-                part, part_codes, part_null = batch.slice(start, stop - start), codes[start:stop], is_null[start:stop]
-            yield from self._take_in(part, part_codes, part_null, waiting)
-            start = stop
-
-    def _take_in(
-        self, part: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, waiting: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        """Let the waiting rows of a part enter, which has room for them, and answer the others."""
-        tickets = np.arange(self._arrivals, self._arrivals + part.num_rows, dtype=np.int64)
-        self._arrivals += part.num_rows
-        self.metrics.stream_tuples_in += part.num_rows
-        self.metrics.null_key_tuples += int(np.count_nonzero(is_null))
-        if waiting.size:
-            window = self._window_for(part)
-            entering = part if waiting.size == part.num_rows else part.take(pa.array(waiting))
-            arrival = int(tickets[waiting[0]])
-            window.insert(
-                codes[waiting], entering, arrival, self._deadline(), tickets[waiting] if self.spec.ordered else None
-            )
-            self._entered_since_step += waiting.size
-            self._account_window()
-            self._update_boundary()
-        if waiting.size < part.num_rows:
-            is_answered = np.ones(part.num_rows, np.bool_)
-            is_answered[waiting] = False
-            yield from self._answer(part, codes, is_null, np.flatnonzero(is_answered), tickets)
-
-    def _room_for(self, part: pa.RecordBatch, waiting: Int64Array) -> int:
-        """How many of the waiting rows of a part can enter now."""
-        if waiting.size == 0:
-            return 0
-        window = self._window_for(part)
-        room = min(window.capacity - len(window), waiting.size)
-        if self.spec.chunk_rows is not None:
-            room = min(room, max(0, self.spec.chunk_rows - self._entered_since_step))
-        if not self._has_paged_columns:
-            return room
-        free_bytes = self._ledger.free_bytes - self._memory.output_bytes
-        while room and window.paged_bytes_of(part.slice(0, int(waiting[room - 1]) + 1)) > free_bytes:
-            room //= 2
-        if room == 0 and len(window) == 0 and self._entered_since_step == 0:
-            needed = self._ledger.held_bytes + self._memory.output_bytes + window.paged_bytes_of(part.slice(0, 1))
-            raise BudgetError(
-                f"One stream tuple does not fit: {needed} bytes ({format_bytes(needed)}) are needed, the budget has "
-                f"{self.budget.total_bytes}.",
-                minimum_bytes=needed,
-            )
-        return room
-
-    # ---------------------------------------------------------------- shedding
-
-    def _drops_arriving(self) -> bool:
-        return self._shedding is not None and self._is_full() and self._shedding.drops_arriving
-
-    def _is_full(self) -> bool:
-        """Whether it is the budget, and not w, that keeps tuples from entering."""
-        limit = self.spec.chunk_rows
-        return limit is None or self._entered_since_step < limit
-
-    def _accept_rest(
-        self, part: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, waiting: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        """Drop some of the rows that would have to wait for room, and accept the others whatever it takes."""
-        assert self._shedding is not None
-        dropped = waiting[self._shedding.drop_arriving(waiting.size)]
-        self.metrics.stream_tuples_in += dropped.size
-        self._count_shed(dropped.size)
-        kept = np.delete(np.arange(part.num_rows), dropped)
-        yield from self._accept(part.take(pa.array(kept)), codes[kept], is_null[kept], may_drop=False)
-
-    def _drop_waiting(self, count: int) -> Generator[pa.RecordBatch, None, bool]:
-        """Drop waiting tuples that have given nothing yet, as many as want to enter; tell whether any was."""
-        window = self._window
-        if self._shedding is None or window is None or not self._is_full():
-            return False
-        positions = window.live_positions()
-        positions = positions[~window.is_matched_at(positions)]
-        order = self._shedding.rank_waiting(window.codes_at(positions))
-        if order is None or positions.size == 0:
-            return False
-        dropped = positions[order[:count]]
-        window.take(dropped)
-        window.forget(dropped)
-        self._count_shed(dropped.size)
-        self._account_window()
-        self._update_boundary()
-        yield from self.results.release()
-        return True
-
-    def _count_shed(self, count: int) -> None:
-        assert self.spec.shed is not None
-        if count:
-            self.metrics.count_shed(self.spec.shed.name, int(count))
 
     # ================================================================ checks
 
@@ -459,24 +301,6 @@ class SemiStreamOperator(JoinCore, ABC):
         capacity = self._capacity_for(paged_bytes, self._memory)
         if table.num_rows > capacity:
             raise self._too_small(self.spec, StreamWindow.bytes_for(self._stream_columns, table.num_rows))
-        window = StreamWindow(self._stream_columns, capacity, self.spec.ordered)
+        window = StreamWindow(self._stream_columns, capacity, self.spec.ordered, self._max_chunks(self._memory))
         window.fill_from_table(table, chunks)
         return window, paged_bytes
-
-
-def _rows_with_answers(rows: int, waiting: Int64Array, most: int) -> int:
-    """How many of the first rows have at most so many among them that do not wait."""
-    is_answered = np.ones(rows, np.bool_)
-    is_answered[waiting] = False
-    return int(np.searchsorted(np.cumsum(is_answered), most, side="right"))
-
-
-def _first_of_one_kind(waiting: Int64Array, start: int, stop: int) -> tuple[Int64Array, int]:
-    """Cut a part short so that all its rows wait, or none does; give those that do and where the part then stops."""
-    if waiting.size == 0:
-        return waiting, stop
-    if waiting[0] > 0:
-        return waiting[:0], start + int(waiting[0])
-    is_gap = waiting != np.arange(waiting.size)
-    count = int(np.argmax(is_gap)) if is_gap.any() else waiting.size
-    return waiting[:count], start + count

@@ -18,6 +18,7 @@ import pyarrow as pa
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
+from dovetail.operators.admission import Offered
 from dovetail.operators.cache import bytes_of_rows
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
@@ -109,7 +110,7 @@ class BlockCacheJoin(AdaptiveCacheJoin):
             return
         if self._seen_now is None:
             capacity = ValueTable.capacity_within(self._learning_bytes // 2)
-            if capacity == 0:
+            if capacity == 0 or not self._ledger.has_room_for(ValueTable.nbytes_of(capacity)):
                 return
             self._seen_now = ValueTable(capacity)
             self._account_learning()
@@ -143,6 +144,9 @@ class BlockCacheJoin(AdaptiveCacheJoin):
             if held_bytes > room or not self._ledger.has_room_for(held_bytes):
                 self._refused_bytes += held_bytes
                 return
+        elif not self._ledger.has_room_for(_COLLECTED_VALUE_BYTES * codes.size):
+            return
+        if self._cache.keeps_rows:
             self._collected.append(batch)
         self._collected_codes.append(codes)
         self._collected_counts.append(counts)
@@ -160,8 +164,8 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         has_room = self._ledger.has_room_for(self._collected_bytes + growth_bytes + self._cache.table_bytes)
         entering_bytes = self._collected_bytes + growth_bytes
         is_within = self._cache.nbytes + entering_bytes <= self._cache_limit_bytes
-        # What was looked up meanwhile may have entered already.
-        is_within &= bool(self._cache.probe(codes).is_miss.all())
+        # What was looked up meanwhile may have entered already, and a step that was given up may have come twice.
+        is_within &= bool(self._cache.probe(codes).is_miss.all()) and np.unique(codes).size == codes.size
         batches = [pa.concat_batches(self._collected)] if self._collected and has_room and is_within else []
         self._drop_collected()
         if not (has_room and is_within):
@@ -231,21 +235,19 @@ class BlockCacheJoin(AdaptiveCacheJoin):
 
     # ---------------------------------------------------------------- learning from lookups
 
-    def _accept(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
-    ) -> Iterator[pa.RecordBatch]:
+    def _accept(self, offered: Offered, may_drop: bool) -> Iterator[pa.RecordBatch]:
         table = self._seen_now
         if table is not None and self._looked_up_since >= _PERIOD_LOOKUPS * max(table.capacity, len(self._cache)):
             self._cache_what_was_looked_up(table)
-        yield from super()._accept(batch, codes, is_null, may_drop)
+        yield from super()._accept(offered, may_drop)
 
     def _learn_from_lookups(self, codes: Int64Array) -> None:
         """Count what was looked up."""
         if self._seen_now is None:
+            self._seen_before = None
+            self._account_learning()
             capacity = ValueTable.capacity_within(self._learning_bytes)
-            if capacity == 0 or self._seen_before is not None:
-                self._seen_before = None
-                self._account_learning()
+            if capacity == 0 or not self._ledger.has_room_for(ValueTable.nbytes_of(capacity)):
                 return
             self._seen_now = ValueTable(capacity)
             self._account_learning()

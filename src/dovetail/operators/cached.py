@@ -3,14 +3,10 @@
 Every offered tuple is looked up in the cache first. What the cache knows is answered at once; the rest enters the
 window. Any tuple may wait instead of being answered, and any value may leave the cache at any time: the cache never
 decides what the result is, only when it comes.
-
-A part of a batch is taken in piece by piece, and for each piece what the cache answers is made before anything
-changes. So a predicate that raises leaves the operator as it was, and an iterator that is given up has either had a
-piece's answer or not had the piece accepted.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +15,7 @@ import pyarrow as pa
 
 from dovetail.errors import BudgetError
 from dovetail.kernels.sorted_codes import expand_ranges
+from dovetail.operators.admission import Answer, Offered
 from dovetail.operators.cache import CacheProbe, RelationCache
 from dovetail.operators.memory_plan import MAX_BATCH_ROWS, MemoryPlan, plan_memory
 from dovetail.operators.mesh import MeshJoin
@@ -38,25 +35,21 @@ _ADMISSIONS_PER_WINDOW = 64
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What the cache gives for a piece of a batch, ready to be put out.
+class CacheAnswer(Answer):
+    """What the cache gives for rows of a piece.
 
     Attributes
     ----------
     probe
         What the cache knows of the piece.
-    positions, relation, rows
-        The pairs; see `Results.give_pairs`. Without a relation: tuples by themselves.
-    matched, unmatched, hits, rejected
-        Tuples that match, that do not, that the cache answered with rows; pairs that were no match.
+    joined
+        The rows of the piece that the pairs belong to, once for each pair; None where only tuples were asked for.
+    hits, rejected
+        Rows that the cache answered with relation rows; pairs that were no match.
     """
 
     probe: CacheProbe
-    positions: Int64Array
-    relation: pa.RecordBatch | None
-    rows: Int64Array | None
-    matched: int
-    unmatched: int
+    joined: Int64Array | None = field(repr=False)
     hits: int
     rejected: int
 
@@ -81,8 +74,8 @@ class CachedMeshJoin(MeshJoin):
         self._cache = RelationCache(spec.shard.schema if needs_rows else pa.schema([]))
         self._cache_account = self._ledger.reserve("cache")
         self._learning_account = self._ledger.reserve("learning")
+        self.results.reserved_bytes = self._learning_bytes
         self._probe: CacheProbe | None = None
-        self._prepared: _Answer | None = None
         self._known: tuple[int, CacheProbe] | None = None
         self._admission_limit: int | None = None
         self._entered = 0  # tuples that ever entered the window
@@ -103,15 +96,14 @@ class CachedMeshJoin(MeshJoin):
         most = max(_FEWEST_ADMITTED, min(2 * self.results.max_rows, MAX_BATCH_ROWS))
         return int(min(max(room / self._expected_miss_share, _FEWEST_ADMITTED), most))
 
-    def _accept(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
-    ) -> Iterator[pa.RecordBatch]:
+    def _accept(self, offered: Offered, may_drop: bool) -> Iterator[pa.RecordBatch]:
         try:
-            yield from super()._accept(batch, codes, is_null, may_drop)
+            yield from super()._accept(offered, may_drop)
         finally:
-            self._probe = self._prepared = self._known = None
+            self._probe = self._known = None
 
-    def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
+    def _select_waiting(self, offered: Offered) -> Int64Array:
+        codes, is_null = offered.codes, offered.is_null
         if len(self._cache) == 0:
             self._probe = None
             return np.flatnonzero(~is_null)
@@ -142,55 +134,49 @@ class CachedMeshJoin(MeshJoin):
         free_bytes = self._ledger.free_bytes - 2 * self._memory.output_bytes
         return max(0, int(free_bytes / (self.results.plan.row_bytes + 8)))
 
-    def _take_in(
-        self, part: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, waiting: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        self._entered += waiting.size
-        probe = self._probe
-        if probe is None or waiting.size == part.num_rows:
-            yield from super()._take_in(part, codes, is_null, waiting)
-            return
-        is_answered = np.ones(part.num_rows, np.bool_)
-        is_answered[waiting] = False
-        weights = np.where(is_null[: codes.size], 0, probe.counts[: codes.size]) if self._needs_pairs else 1
-        results = np.cumsum(np.where(is_answered, np.maximum(weights, 1), 0))
-        start = done = 0
-        while start < part.num_rows:
-            stop = max(start + 1, int(np.searchsorted(results, done + self.results.max_rows, side="right")))
-            done = int(results[stop - 1])
-            low, high = np.searchsorted(waiting, [start, stop]).tolist()
-            rows = part.slice(start, stop - start)
-            nulls, found = is_null[start:stop], probe.part(start, stop)
-            answered = np.flatnonzero(is_answered[start:stop])
-            # May raise, and changes nothing; what follows changes everything and does not raise.
-            self._prepared = self._prepare(rows, nulls, answered, found) if answered.size else None
-            yield from super()._take_in(rows, codes[start:stop], nulls, waiting[low:high] - start)
-            start = stop
+    def _results_per_row(self, offered: Offered) -> Int64Array:
+        if self._probe is None or not self._needs_pairs:
+            return super()._results_per_row(offered)
+        return np.where(offered.is_null, 0, self._probe.counts[: len(offered)])
 
-    def _prepare(self, batch: pa.RecordBatch, is_null: BoolArray, answered: Int64Array, probe: CacheProbe) -> _Answer:
-        """Make what is put out for rows of a piece that need not wait."""
+    def _enter(self, piece: Offered, entering: Int64Array) -> None:
+        self._entered += entering.size
+        super()._enter(piece, entering)
+
+    def _prepare(self, piece: Offered, answered: Int64Array, start: int) -> Answer:
+        if self._probe is None:
+            return super()._prepare(piece, answered, start)
+        return self._answer_of(piece, answered, self._probe.part(start, start + len(piece)))
+
+    def _answer_of(self, piece: Offered, answered: Int64Array, probe: CacheProbe) -> CacheAnswer:
+        """Make what is put out for rows of a piece of which something is known."""
         self._cache.require_unchanged(probe)
-        counts = np.where(is_null, 0, probe.counts)[answered]
+        counts = np.where(piece.is_null, 0, probe.counts)[answered]
         hits = int(np.count_nonzero(counts if probe.is_looked_up is None else counts[~probe.is_looked_up[answered]]))
         is_matched = counts > 0
-        positions, relation, rejected = answered, None, 0
+        owners, relation, rejected = answered, None, 0
         if self._needs_pairs:
             which, rows_known = expand_ranges(probe.first_rows[answered], counts.astype(np.int32))
-            relation, positions, rejected = self._matching_rows(batch, answered[which], rows_known, probe)
-            is_matched = np.isin(answered, positions) if rejected else is_matched
+            relation, owners, rejected = self._matching_rows(piece.rows, answered[which], rows_known, probe)
+            is_matched = np.isin(answered, owners) if rejected else is_matched
         matched = int(np.count_nonzero(is_matched))
-        rows: Int64Array | None = None
-        how = self.spec.how
+        joined, rows = (None if relation is None else owners), None
+        how, plan, side = self.spec.how, self.results.plan, BatchRows(piece.rows)
         if how in ("semi", "anti"):
-            positions, relation = answered[is_matched if how == "semi" else ~is_matched], None
-        elif how == "left" and matched < answered.size:
-            alone = answered[~is_matched]
-            rows = np.concatenate([np.arange(positions.size), np.full(alone.size, -1)])
-            positions = np.concatenate([positions, alone])
-            if self.spec.ordered:
-                order = np.argsort(positions, kind="stable")
-                positions, rows = positions[order], rows[order]
-        return _Answer(probe, positions, relation, rows, matched, answered.size - matched, hits, rejected)
+            owners = answered[is_matched if how == "semi" else ~is_matched]
+            batch = plan.unmatched(side, owners) if owners.size else None
+        else:
+            assert relation is not None
+            if how == "left" and matched < answered.size:
+                alone = answered[~is_matched]
+                rows = np.concatenate([np.arange(owners.size), np.full(alone.size, -1)])
+                owners = np.concatenate([owners, alone])
+                if self.spec.ordered:
+                    order = np.argsort(owners, kind="stable")
+                    owners, rows = owners[order], rows[order]
+            batch = plan.joined(side, owners, relation, rows) if owners.size else None
+        unmatched = int(answered.size) - matched
+        return CacheAnswer(batch, owners, matched, unmatched, probe, joined, hits, rejected)
 
     def _matching_rows(
         self, batch: pa.RecordBatch, positions: Int64Array, rows: Int64Array, probe: CacheProbe
@@ -219,31 +205,19 @@ class CachedMeshJoin(MeshJoin):
         """The relation's rows of pairs in the order that costs least: row i belongs to pair ``order[i]``."""
         return self._cache.gather(rows)
 
-    def _answer(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, rows: Int64Array, tickets: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        answer, self._prepared = self._prepared, None
-        if answer is None:
-            yield from super()._answer(batch, codes, is_null, rows, tickets)
+    def _count_answer(self, answer: Answer, piece: Offered, answered: Int64Array) -> None:
+        super()._count_answer(answer, piece, answered)
+        if not isinstance(answer, CacheAnswer):
             return
-        metrics = self.metrics
-        metrics.matched_tuples += answer.matched
-        metrics.unmatched_tuples += answer.unmatched
+        metrics, probe = self.metrics, answer.probe
         metrics.cache_hits += answer.hits
-        looked_up = 0 if answer.probe.is_looked_up is None else int(np.count_nonzero(answer.probe.is_looked_up[rows]))
+        looked_up = 0 if probe.is_looked_up is None else int(np.count_nonzero(probe.is_looked_up[answered]))
         metrics.lookups += looked_up
-        metrics.negative_hits += rows.size - answer.hits - looked_up - int(np.count_nonzero(is_null))
+        metrics.negative_hits += answered.size - answer.hits - looked_up - int(np.count_nonzero(piece.is_null))
         metrics.pairs_rejected += answer.rejected
-        self._cache.observe(answer.probe, rows[~is_null[rows]])
-        positions = answer.positions
-        if self._shedding is not None and answer.relation is not None:
-            self._shedding.observe(codes[positions if answer.rows is None else positions[answer.rows >= 0]])
-        if answer.relation is None:
-            yield from self.results.give_tuples(BatchRows(batch), positions, tickets[positions])
-        elif positions.size:
-            yield from self.results.give_pairs(
-                BatchRows(batch), positions, answer.relation, answer.rows, tickets[positions], is_pinned=True
-            )
+        self._cache.observe(probe, answered[~piece.is_null[answered]])
+        if self._shedding is not None and answer.joined is not None:
+            self._shedding.observe(piece.codes[answer.joined])
 
     # ================================================================ the border between cache and window
 
@@ -300,10 +274,7 @@ class CachedMeshJoin(MeshJoin):
 
     def _growth_bytes(self, capacity: int) -> int:
         assert self._window is not None
-        columns, ordered = self._stream_columns, self.spec.ordered
-        return self._window.bytes_for(columns, capacity, ordered) - self._window.bytes_for(
-            columns, self._window.capacity, ordered
-        )
+        return self._window.nbytes_at(capacity, self._window.max_chunks) - self._window.nbytes
 
     def _capacity_beside(self, cache_limit_bytes: int) -> int:
         """How many tuples may wait for `_move_border` to succeed."""
@@ -322,9 +293,21 @@ class CachedMeshJoin(MeshJoin):
         least = min(self.window_capacity // _ADMISSIONS_PER_WINDOW, self.spec.chunk_rows or self.window_capacity)
         return room if room >= least else 0
 
+    def _give_up_extras(self) -> bool:
+        held_bytes = self._other_bytes("held", "shedding")
+        if held_bytes == 0 or self.pending:
+            return False
+        self.metrics.cache_evictions += len(self._cache)
+        self._replace_window(None)
+        self._forget_cache()
+        return True
+
     def _account_cache(self) -> None:
-        """Bring the cache's account up to date; it must have been checked that there is room."""
-        self._cache_account.resize(self._cache.nbytes)
+        """Bring the cache's account up to date; should it take more than there is, do without what is cached."""
+        if not self._try_resize(self._cache_account, self._cache.nbytes):
+            self.metrics.cache_evictions += len(self._cache)
+            self._cache.clear()
+            self._cache_account.resize(0)
 
     def _tidy_cache(self) -> None:
         # What is planned for a batch of output is free between two steps.
@@ -352,6 +335,7 @@ class CachedMeshJoin(MeshJoin):
             if not self._cache_limit_bytes and not self._learning_account.held_bytes:
                 raise
             self._replan_without_cache(spec)
+        self.results.reserved_bytes = self._learning_bytes
 
     def _replan_without_cache(self, spec: JoinSpec) -> None:
         kept, before = self._put_cache_aside(), (self._learning_bytes, self._shared_bytes)

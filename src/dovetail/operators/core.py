@@ -5,7 +5,7 @@ operator's own file the second.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -13,11 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.errors import BudgetError, PlanError
-from dovetail.memory import Budget, Ledger, format_bytes
+from dovetail.memory import Budget, Ledger, Reservation, format_bytes
 from dovetail.metrics import OperatorMetrics
 from dovetail.operators.matching import matcher_for
 from dovetail.operators.memory_plan import MemoryPlan, plan_memory
-from dovetail.operators.output import BatchRows
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.results import Results
 from dovetail.operators.spec import JoinSpec
@@ -27,6 +26,8 @@ from dovetail.operators.window import StreamWindow
 __all__ = ["JoinCore"]
 
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+_CHUNKS_BESIDES = 2  # a cycle may begin and end in the middle of a block
 _PAGED_DRIFT = 1.5  # how much tuples may grow or shrink before an empty window is measured anew
 
 
@@ -87,7 +88,7 @@ class JoinCore:
     @property
     def oldest(self) -> int | None:
         """How many tuples had been offered before the oldest that waits (at most so many); None if none does."""
-        return self._window.chunks[0].first_arrival if self._window is not None and self._window.chunks else None
+        return self._window.chunks.oldest.first_arrival if self._window is not None and self.pending else None
 
     def size(self) -> int:
         """Bytes held now; never above the budget."""
@@ -104,8 +105,12 @@ class JoinCore:
             # One result held per tuple; when there are more, the youngest tuples' are discarded and found again.
             per_tuple += self.results.plan.row_bytes + 8
         return StreamWindow.capacity_within(
-            self._stream_columns, memory.window_bytes, per_tuple, has_tickets=self.spec.ordered
+            self._stream_columns, memory.window_bytes, per_tuple, self.spec.ordered, self._max_chunks(memory)
         )
+
+    def _max_chunks(self, memory: MemoryPlan) -> int:
+        """How many chunks there can be: one for each step of a cycle."""
+        return -(-self.spec.shard.num_rows // memory.block_rows) + _CHUNKS_BESIDES
 
     def _window_for(self, part: pa.RecordBatch) -> StreamWindow:
         """The window; made when the first tuples show how long they are, and anew when it is empty and they differ."""
@@ -119,7 +124,9 @@ class JoinCore:
             self._paged_bytes = paged
         self._replace_window(None)
         capacity = max(1, self._capacity_for(self._paged_bytes, self._memory))
-        self._replace_window(StreamWindow(self._stream_columns, capacity, self.spec.ordered))
+        self._replace_window(
+            StreamWindow(self._stream_columns, capacity, self.spec.ordered, self._max_chunks(self._memory))
+        )
         assert self._window is not None
         return self._window
 
@@ -135,6 +142,13 @@ class JoinCore:
                 self._window.tidy(self._ledger.free_bytes)
             self._window_account.resize(self._window.nbytes + self._matcher.nbytes)
 
+    def _try_resize(self, account: Reservation, size_bytes: int) -> bool:
+        """Let a component hold so much if there is room, for what can also be done without."""
+        if not self._ledger.has_room_for(size_bytes - account.held_bytes):
+            return False
+        account.resize(size_bytes)
+        return True
+
     def _replan(self, spec: JoinSpec) -> None:
         """Divide another budget, or the same one otherwise; if what is held does not fit, refuse and change nothing."""
         memory = self._plan_memory(spec)
@@ -142,7 +156,7 @@ class JoinCore:
         if self._window is not None:
             capacity = max(1, self._capacity_for(self._paged_bytes, memory))
             self._require_fits(spec, memory, len(self._window), capacity)
-            window_bytes = self._window.nbytes_at(capacity) + self._matcher.nbytes
+            window_bytes = self._window.nbytes_at(capacity, self._max_chunks(memory)) + self._matcher.nbytes
         needed = memory.block_bytes + window_bytes + self._other_bytes()
         if needed > spec.budget.total_bytes:
             raise self._too_small(spec, needed)
@@ -151,7 +165,7 @@ class JoinCore:
         self._ledger.resize(spec.budget)
         self._block_account.resize(memory.block_bytes)
         if self._window is not None:
-            self._window.resize(capacity)
+            self._window.resize(capacity, self._max_chunks(memory))
         self._matcher = matcher_for(spec)
         self._window_account.resize(0 if self._window is None else self._window.nbytes)
         self._memory = memory
@@ -232,7 +246,6 @@ class JoinCore:
                 rows, positions = rows[kept], positions[kept]
             if self._shedding is not None:
                 self._shedding.observe(window.codes_at(positions))
-            self._observe_matches(block, rows, positions)
             if leaves_at_match:
                 positions = np.unique(np.asarray(positions, np.int64))
                 leaving.append(positions[~window.is_matched_at(positions)])
@@ -242,9 +255,6 @@ class JoinCore:
                 self._pairs_done = seen
         if leaving:
             yield from self._leave(np.concatenate(leaving))
-
-    def _observe_matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> None:
-        """Learn of matches, a piece at a time; for operators that count them."""
 
     def _matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> Int64Array | None:
         """Which candidate pairs are matches; None if all are."""
@@ -267,62 +277,115 @@ class JoinCore:
             self._pairs_done = first + (done if kept is None else int(kept[done - 1]) + 1)
 
         tickets = window.tickets_at(positions) if self.spec.ordered else None
-        yield from self.results.give_pairs(window, positions, block.rows, rows, tickets, on_progress=on_progress)
+        yield from self.results.give_pairs(window, positions, block.rows, rows, tickets, on_progress)
 
     # ================================================================ leaving
+    # What is put out for tuples that leave is made first; then as many leave as it holds, and then it is handed out. So
+    # whoever gives up finds the others still waiting, to leave at the next step.
 
     def _leave_oldest(self, count: int) -> Iterator[pa.RecordBatch]:
         """Let the oldest tuples leave, which have met every row: put out what their join type asks for."""
         assert self._window is not None
-        # Nothing is put out for the tuples of an inner join when they leave, so they may all go together.
-        most = count if self.spec.how == "inner" else self.results.max_rows
+        if self.spec.how == "inner":
+            # Nothing is put out for them, so they may all go together.
+            self._let_go(self._window.oldest_positions(count), is_oldest=True)
+            yield from self.results.release()
+            return
         while count:
-            positions = self._window.take_oldest(min(count, most))
-            count -= positions.size
-            yield from self._put_out_left(positions)
+            positions = self._window.oldest_positions(min(count, self.results.max_rows))
+            count -= yield from self._leave_together(positions, is_oldest=True)
 
     def _leave(self, positions: Positions) -> Iterator[pa.RecordBatch]:
         """Let tuples leave from the middle, which need meet no further row. Each position once.
 
-        With ordered output, tuples with results of their own (left, semi, anti) leave by age only.
+        Not for ordered output, where tuples leave by age.
         """
-        assert self._window is not None
-        for start in range(0, positions.size, self.results.max_rows):
-            part = positions[start : start + self.results.max_rows]
-            self._window.take(part)
-            yield from self._put_out_left(part)
+        if self.spec.how == "inner":
+            self._let_go(positions)
+            return
+        start = 0
+        while start < positions.size:
+            start += yield from self._leave_together(positions[start : start + self.results.max_rows])
 
-    def _put_out_left(self, positions: Positions) -> Iterator[pa.RecordBatch]:
-        """Put out tuples that have just left the window and count them."""
+    def _leave_together(self, positions: Positions, is_oldest: bool = False) -> Generator[pa.RecordBatch, None, int]:
+        """Let the first of these tuples leave, as many as one batch of output holds, and tell how many."""
+        window, results = self._window, self.results
+        assert window is not None
+        wanted = np.flatnonzero(self._is_put_out(window.is_matched_at(positions)))
+        if wanted.size == 0:
+            self._let_go(positions, is_oldest)
+            yield from results.release()
+            return int(positions.size)
+        given = positions[wanted]
+        stop, batch, size_bytes = results.fit(
+            given.size, lambda start, stop: results.plan.unmatched(window, given[start:stop])
+        )
+        if not self.spec.ordered:
+            left = int(wanted[stop]) if stop < wanted.size else int(positions.size)
+            results.reserve(size_bytes)
+            self._let_go(positions[:left], is_oldest)
+            yield from results.hand_out(batch, size_bytes)
+            return left
+        return (yield from self._leave_in_order(positions, wanted, batch, size_bytes))
+
+    def _leave_in_order(
+        self, positions: Positions, wanted: Int64Array, batch: pa.RecordBatch, size_bytes: int
+    ) -> Generator[pa.RecordBatch, None, int]:
+        """Let the oldest tuples leave, of which the first wanted ones make the batch; results held go in between."""
+        window, results = self._window, self.results
+        assert window is not None
+        tickets = window.tickets_at(positions[wanted[: batch.num_rows]])
+        first_held = results.held.first_ticket()
+        if first_held is None or first_held > tickets[-1]:
+            left = int(wanted[batch.num_rows - 1]) + 1
+            results.reserve(size_bytes)
+            self._let_go(positions[:left], is_oldest=True)
+            yield from results.hand_out(batch, size_bytes)
+        elif results.has_room_to_hold(batch, tickets):
+            left = int(wanted[batch.num_rows - 1]) + 1
+            results.hold(batch, tickets)
+            self._let_go(positions[:left], is_oldest=True)
+        elif wanted[0] > 0 or first_held <= tickets[0]:
+            # Results of those before them come first.
+            left = int(wanted[0])
+            self._let_go(positions[:left], is_oldest=True)
+        else:
+            run = int(np.searchsorted(tickets, first_held))
+            left = int(wanted[run - 1]) + 1
+            first = batch.slice(0, run)
+            results.reserve(size_bytes)
+            self._let_go(positions[:left], is_oldest=True)
+            yield from results.hand_out(first, size_bytes)
+        yield from results.release()
+        return left
+
+    def _is_put_out(self, is_matched: BoolArray) -> BoolArray:
+        """Which tuples that leave are put out by themselves."""
+        if self.spec.how in ("left", "anti"):
+            return ~is_matched
+        return is_matched if self.spec.how == "semi" else np.zeros(is_matched.size, np.bool_)
+
+    def _let_go(self, positions: Positions, is_oldest: bool = False) -> None:
+        """Take tuples out of the window, count them and forget them."""
         window = self._window
         assert window is not None
         is_matched = window.is_matched_at(positions)
+        if is_oldest:
+            window.take_oldest(positions.size)
+        else:
+            window.take(positions)
         matched = int(np.count_nonzero(is_matched))
         self.metrics.matched_tuples += matched
         self.metrics.unmatched_tuples += positions.size - matched
+        self._note_left(positions, is_matched)
+        window.forget(positions)
+        self._window_account.resize(window.nbytes + self._matcher.nbytes)
         self._update_boundary()
-        try:
-            wanted = {"left": ~is_matched, "anti": ~is_matched, "semi": is_matched}.get(self.spec.how)
-            if wanted is not None and wanted.any():
-                given = positions[wanted]
-                tickets = window.tickets_at(given) if self.spec.ordered else None
-                yield from self.results.give_tuples(window, given, tickets)
-        finally:
-            window.forget(positions)
-            self._window_account.resize(window.nbytes + self._matcher.nbytes)
-        yield from self.results.release()
+
+    def _note_left(self, positions: Positions, is_matched: BoolArray) -> None:
+        """Learn of tuples that have just left the window."""
 
     def _update_boundary(self) -> None:
         """Tell the results how far ordered output may go."""
         if self.spec.ordered:
             self.results.boundary = None if self._window is None else self._window.oldest_ticket
-
-    # ---------------------------------------------------------------- tuples that never wait
-
-    def _give_unmatched_rows(
-        self, batch: pa.RecordBatch, rows: Int64Array, tickets: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
-        """Put out rows of an offered batch that match nothing and do not wait; tickets are those of all rows."""
-        self.metrics.unmatched_tuples += rows.size
-        if self.spec.how in ("left", "anti"):
-            yield from self.results.give_tuples(BatchRows(batch), rows, tickets[rows])

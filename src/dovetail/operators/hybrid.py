@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.operators.admission import Offered
 from dovetail.operators.base import SemiStreamOperator
 from dovetail.operators.memory_plan import MemoryPlan, plan_memory
 from dovetail.operators.protocol import RelationBlock
@@ -51,6 +52,7 @@ Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Interval = tuple[int, int]
 _AGE_CLASSES = 16  # how finely `oldest` is known, in parts of the window
+_MOST_AGES = 4 * _AGE_CLASSES
 _NO_CODES = np.empty(0, np.int64)
 
 
@@ -141,6 +143,9 @@ class HybridJoin(SemiStreamOperator):
     def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
         return plan_memory(spec, who=self.kind, other_bytes=spec.shard.index_bytes)
 
+    def _max_chunks(self, memory: MemoryPlan) -> int:
+        return _MOST_AGES
+
     # ---------------------------------------------------------------- the loop
 
     def _disk_step(self) -> Iterator[pa.RecordBatch]:
@@ -195,14 +200,14 @@ class HybridJoin(SemiStreamOperator):
     def _takes_part(self, visit: _Visit, block: RelationBlock, codes: Int64Array) -> BoolArray:
         """Which codes, all of one block and in its order, have all their rows in the visit."""
         shard = self.spec.shard
-        if shard.num_segments == 1:
-            # Codes and positions ascend together: what takes part with the first and the last code does so between
-            # them. A code that is neither the block's first nor its last has no rows outside, whatever the index says.
-            ends = codes[[0, -1]]
-            is_inside = ends != block.codes[[0, -1]]
-            if is_inside.all() or (visit.has_all_of(*shard.locate(ends), 2) | is_inside).all():
-                return np.ones(codes.size, np.bool_)
-        return visit.has_all_of(*shard.locate(codes), codes.size)
+        if shard.num_segments > 1:
+            return visit.has_all_of(*shard.locate(codes), codes.size)
+        # Codes and positions ascend together: a code that is neither the block's first nor its last has no rows outside,
+        # whatever the index says. That must not depend on which of the codes are asked about together.
+        takes_part = (codes != block.codes[0]) & (codes != block.codes[-1])
+        unsure = np.flatnonzero(~takes_part)
+        takes_part[unsure] = visit.has_all_of(*shard.locate(codes[unsure]), unsure.size)
+        return takes_part
 
     def _note_met(
         self,
@@ -334,20 +339,18 @@ class HybridJoin(SemiStreamOperator):
 
     # ---------------------------------------------------------------- the way in
 
-    def _accept(
-        self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, may_drop: bool
-    ) -> Iterator[pa.RecordBatch]:
+    def _accept(self, offered: Offered, may_drop: bool) -> Iterator[pa.RecordBatch]:
         # What enters now has not met what an unfinished visit has read.
         while self._unfinished is not None:
             if self.pending:
                 yield from self._one_step()
             else:
                 self._visit, self._pairs_done = None, 0
-        yield from super()._accept(batch, codes, is_null, may_drop)
+        yield from super()._accept(offered, may_drop)
 
-    def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
+    def _select_waiting(self, offered: Offered) -> Int64Array:
         """The rows whose code the index does not exclude; in ordered output the others wait for their turn, too."""
-        is_waiting = ~is_null
+        codes, is_waiting = offered.codes, ~offered.is_null
         if self.spec.ordered:
             return np.flatnonzero(is_waiting)
         low, high = self._placed_codes or (1, 0)
@@ -363,7 +366,9 @@ class HybridJoin(SemiStreamOperator):
         return np.flatnonzero(is_waiting)
 
     def _deadline(self) -> int:
-        # Chunks do not leave as a whole here; they tell the age of what waits.
+        # Chunks do not leave as a whole here; they tell the age of what waits, as finely as there is room for.
+        if self._window is not None and self._window.chunks.is_full:
+            return self._window.chunks.newest.deadline
         return self._arrivals // max(1, self.window_capacity // _AGE_CLASSES)
 
     # ---------------------------------------------------------------- saving

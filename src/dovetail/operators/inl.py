@@ -9,20 +9,24 @@ How
 Memory
     The resident index, the pool, one page on its way in, one batch of matches and one of output.
 What is emitted when
-    Everything at once, in stream order, so ``ordered`` costs nothing. No tuple ever waits.
+    Everything at once, in stream order, so ``ordered`` costs nothing. No tuple ever waits, but one whose matches are
+    more than a batch is put out bit by bit: if the iterator is given up meanwhile, the next call goes on with it.
 What a restart keeps
-    Counters. The pool is only a cache and starts empty.
+    Counters, and such a tuple. The pool is only a cache and starts empty.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.operators.admission import Offered
 from dovetail.operators.base import SemiStreamOperator
+from dovetail.operators.cache import bytes_of_rows
 from dovetail.operators.memory_plan import MemoryPlan, plan_memory
 from dovetail.operators.output import BatchRows, OutputPlan, record_batch
 from dovetail.operators.spec import JoinSpec
@@ -33,6 +37,7 @@ __all__ = ["IndexNestedLoopJoin"]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 _FEWEST_MATCHES = 16
+_PAGE_PADDING_BYTES = 3 * 64  # what Arrow may add to the buffers of a column
 _PAGE_ROWS = 128  # with the papers' 120-byte rows one page of a B+-tree of 16 KiB pages
 
 
@@ -43,7 +48,7 @@ class _Page:
 
     @property
     def nbytes(self) -> int:
-        return int(self.rows.nbytes) + self.codes.nbytes
+        return bytes_of_rows(self.rows) + self.codes.nbytes
 
 
 @dataclass
@@ -67,6 +72,26 @@ class _Group:
         if not self.parts:
             return record_batch([pa.array([], f.type) for f in schema], schema, 0), np.empty(0, np.int64)
         return pa.concat_batches(self.parts), np.concatenate(self.owners)
+
+
+@dataclass
+class _Alone:
+    """A tuple that is put out page by page.
+
+    Attributes
+    ----------
+    row
+        The tuple, in memory of its own.
+    code, arrival
+        Its code, and how many tuples had been offered before it.
+    done
+        How many of its matches were put out.
+    """
+
+    row: pa.RecordBatch
+    code: int
+    arrival: int
+    done: int = 0
 
 
 class IndexNestedLoopJoin(SemiStreamOperator):
@@ -93,20 +118,29 @@ class IndexNestedLoopJoin(SemiStreamOperator):
         self._matches_account = self._ledger.reserve("matches")
         self._pool_account = self._ledger.reserve("pool")
         self._pool: OrderedDict[int, _Page] = OrderedDict()
+        self._alone: _Alone | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tuples that were accepted and are put out in part: one, or none."""
+        return int(self._alone is not None)
+
+    @property
+    def oldest(self) -> int | None:
+        """How many tuples had been offered before the one that is put out in part; None if none is."""
+        return None if self._alone is None else self._alone.arrival
 
     def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
         # Besides the page on its way there is one in the pool, and matches wait beside the output made of them.
         paged = replace(spec, block_rows=spec.block_rows or _PAGE_ROWS)
         index_bytes, page_bytes = spec.shard.index_bytes, int(paged.block_rows or 0) * (int(spec.shard.row_bytes) + 9)
+        page_bytes += _PAGE_PADDING_BYTES * len(spec.shard.schema)
         matches_bytes = _FEWEST_MATCHES * int(OutputPlan(spec).row_bytes + 1)
         other_bytes = index_bytes + page_bytes + matches_bytes
         return plan_memory(paged, who=self.kind, has_window=False, other_bytes=other_bytes)
 
-    def _select_waiting(self, batch: pa.RecordBatch, codes: Int64Array, is_null: BoolArray) -> Int64Array:
-        return np.empty(0, np.int64)
-
     def _disk_step(self) -> Iterator[pa.RecordBatch]:
-        yield from ()
+        yield from self._finish_alone()
 
     def _replan(self, spec: JoinSpec) -> None:
         self._plan_memory(spec)  # refuses before the pool is given up
@@ -116,30 +150,46 @@ class IndexNestedLoopJoin(SemiStreamOperator):
 
     # ---------------------------------------------------------------- the loop
 
-    def _take_in(
-        self, part: pa.RecordBatch, codes: Int64Array, is_null: BoolArray, waiting: Int64Array
-    ) -> Iterator[pa.RecordBatch]:
+    def _accept(self, offered: Offered, may_drop: bool) -> Iterator[pa.RecordBatch]:
         """For each stream tuple: look it up, and put out what was found, many tuples to a batch."""
-        group = _Group(first=0)
-        for row, ranges in enumerate(self._locate(codes, is_null)):
-            self.metrics.lookups += not is_null[row]
+        yield from self._finish_alone()
+        start = 0
+        try:
+            while start < len(offered):
+                stop = min(start + self._admission_rows(), len(offered))
+                start += yield from self._look_up(offered.part(start, stop))
+        finally:
+            self._matches_account.resize(0 if self._alone is None else int(self._alone.row.nbytes))
+
+    def _look_up(self, part: Offered) -> Generator[pa.RecordBatch, None, int]:
+        """Look up and put out the first rows of a part, and tell how many."""
+        group, most = _Group(first=0), self.results.max_rows
+        for row, ranges in enumerate(self._locate(part.codes, part.is_null)):
+            self.metrics.lookups += not part.is_null[row]
             mine: list[pa.RecordBatch] = []
-            for candidates in self._candidates(int(codes[row]), ranges):
+            for candidates in self._candidates(int(part.codes[row]), ranges):
                 mine.append(candidates)
-                if sum(part.num_rows for part in mine) > self.results.max_rows:
+                if sum(batch.num_rows for batch in mine) > most:
                     break
             count = sum(batch.num_rows for batch in mine)
-            if group.num_rows + count > self.results.max_rows or row - group.first >= self.results.max_rows:
-                yield from self._put_out(part, is_null, group, row)
+            if group.num_rows + count > most or row - group.first >= most:
+                reached = yield from self._put_out(part, group, row)
                 group = _Group(first=row)
-            if count > self.results.max_rows:
+                if reached < row:
+                    del mine
+                    yield from self._put_out_alone(part, reached)
+                    return reached + 1
+            if count > most:
                 del mine
-                yield from self._put_out_alone(part, row, int(codes[row]), ranges)
-                group = _Group(first=row + 1)
-                continue
+                yield from self._put_out_alone(part, row)
+                return row + 1
             group.add(row, mine)
             self._matches_account.resize(group.nbytes)
-        yield from self._put_out(part, is_null, group, part.num_rows)
+        reached = yield from self._put_out(part, group, len(part))
+        if reached < len(part):
+            yield from self._put_out_alone(part, reached)
+            reached += 1
+        return reached
 
     def _locate(self, codes: Int64Array, is_null: BoolArray) -> Iterator[list[tuple[int, int]]]:
         """For each row the ranges of positions where its matches can be, from the resident index."""
@@ -180,69 +230,150 @@ class IndexNestedLoopJoin(SemiStreamOperator):
 
     # ---------------------------------------------------------------- putting out
 
-    def _put_out(self, part: pa.RecordBatch, is_null: BoolArray, group: _Group, stop: int) -> Iterator[pa.RecordBatch]:
-        """Put out the rows from the group's first up to ``stop``, in order; if a condition raises, nothing changes."""
-        rows = np.arange(group.first, stop)
+    def _put_out(self, part: Offered, group: _Group, stop: int) -> Generator[pa.RecordBatch, None, int]:
+        """Put out the rows from the group's first up to ``stop``, in order; if a condition raises, nothing changes.
+
+        Returns
+        -------
+        int
+            Where it stopped: there, or before a row whose matches alone do not fit what is free.
+        """
         relation, owners = group.joined(self.spec.shard.schema)
-        side = BatchRows(part)
+        side, plan = BatchRows(part.rows), self.results.plan
         pairs = np.arange(owners.size)
-        if self.results.plan.verifies and owners.size:
-            pairs = np.flatnonzero(self.results.plan.verify(side, owners, relation, pairs))
+        if plan.verifies and owners.size:
+            pairs = np.flatnonzero(plan.verify(side, owners, relation, pairs))
             self.metrics.pairs_rejected += owners.size - pairs.size
         owners = owners[pairs]
-        has_match = np.zeros(part.num_rows, np.bool_)
+        has_match = np.zeros(len(part), np.bool_)
         has_match[owners] = True
-        tickets = self._count_in(part, is_null, rows, int(np.count_nonzero(has_match)))
+        given, numbers = self._given(np.arange(group.first, stop), owners, pairs, has_match)
+
+        def build(low: int, high: int) -> pa.RecordBatch:
+            if numbers is None:
+                return plan.unmatched(side, given[low:high])
+            return plan.joined(side, given[low:high], relation, numbers[low:high])
+
+        # A batch has all of what it gives for a tuple, and the tuples that it has count as accepted with it.
+        row, start = group.first, 0
+        while start < given.size:
+            end, batch, size_bytes = self.results.fit(given.size, build, start)
+            if end < given.size:
+                end = int(np.searchsorted(given, given[end], side="left"))
+                if end <= start:
+                    self._count_in(part, row, int(given[start]), has_match)
+                    row = int(given[start])
+                    break
+                batch = build(start, end)
+                size_bytes = self.results.bytes_of(batch)
+            next_row = int(given[end]) if end < given.size else stop
+            self.results.reserve(size_bytes)
+            self._count_in(part, row, next_row, has_match)
+            yield from self.results.hand_out(batch, size_bytes)
+            row, start = next_row, end
+        if start == given.size:
+            self._count_in(part, row, stop, has_match)
+            row = stop
+        self._matches_account.resize(0)
+        return row
+
+    def _given(
+        self, rows: Int64Array, owners: Int64Array, pairs: Int64Array, has_match: BoolArray
+    ) -> tuple[Int64Array, Int64Array | None]:
+        """What is put out for rows: the row of each result, ascending, and the relation's row, -1 for none."""
         if self.spec.how in ("semi", "anti"):
-            given = rows[has_match[rows] == (self.spec.how == "semi")]
-            yield from self.results.give_tuples(side, given, tickets[given])
-        elif self.spec.how == "left":
-            unmatched = rows[~has_match[rows]]
-            all_rows = np.concatenate([owners, unmatched])
-            order = np.argsort(all_rows, kind="stable")
-            numbers = np.concatenate([pairs, np.full(unmatched.size, -1, np.int64)])[order]
-            given = all_rows[order]
-            yield from self.results.give_pairs(side, given, relation, numbers, tickets[given], is_pinned=True)
-        else:
-            yield from self.results.give_pairs(side, owners, relation, pairs, tickets[owners], is_pinned=True)
+            return rows[has_match[rows] == (self.spec.how == "semi")], None
+        if self.spec.how == "inner":
+            return owners, pairs
+        unmatched = rows[~has_match[rows]]
+        given = np.concatenate([owners, unmatched])
+        order = np.argsort(given, kind="stable")
+        return given[order], np.concatenate([pairs, np.full(unmatched.size, -1, np.int64)])[order]
+
+    def _put_out_alone(self, part: Offered, row: int) -> Iterator[pa.RecordBatch]:
+        """Put out one tuple with more matches than fit a batch, page by page."""
+        one, code = part.part(row, row + 1), int(part.codes[row])
+        side = BatchRows(one.rows)
+        # Everything is asked of the condition before anything is put out: it may raise.
+        matches = sum(self._verified(side, page).size for page in self._candidates_of(code))
+        has_match = np.array([matches > 0])
+        if self.spec.how in ("inner", "left") and matches:
+            columns = [copy_of(column) for column in one.rows.columns]
+            alone = _Alone(record_batch(columns, one.rows.schema, 1), code, self._arrivals)
+            self._matches_account.resize(int(alone.row.nbytes))
+            self._alone = alone
+            self._arrivals += 1
+            self.metrics.stream_tuples_in += 1
+            yield from self._finish_alone()
+            return
+        if self.spec.how == "semi" or (self.spec.how in ("left", "anti") and not matches):
+            given = self.spec.how != "semi" or matches > 0
+            if given:
+                batch = self.results.plan.unmatched(side, np.zeros(1, np.int64))
+                size_bytes = self.results.bytes_of(batch)
+                self.results.reserve(size_bytes)
+                self._count_in(one, 0, 1, has_match)
+                yield from self.results.hand_out(batch, size_bytes)
+                return
+        self._count_in(one, 0, 1, has_match)
+
+    def _finish_alone(self) -> Iterator[pa.RecordBatch]:
+        """Put out what is left of a tuple that is put out page by page."""
+        alone = self._alone
+        if alone is None:
+            return
+        side, seen = BatchRows(alone.row), 0
+        for page in self._candidates_of(alone.code):
+            rows = self._verified(side, page)
+            first, seen = max(0, alone.done - seen), seen + rows.size
+            if first >= rows.size:
+                continue
+            before = seen - rows.size
+
+            def note(done: int, start: int = before + first) -> None:
+                alone.done = start + done
+
+            owners = np.zeros(rows.size - first, np.int64)
+            tickets = owners + alone.arrival
+            yield from self.results.give_pairs(side, owners, page, rows[first:], tickets, note)
+        self.metrics.matched_tuples += 1
+        self._alone = None
         self._matches_account.resize(0)
 
-    def _put_out_alone(
-        self, part: pa.RecordBatch, row: int, code: int, ranges: list[tuple[int, int]]
-    ) -> Iterator[pa.RecordBatch]:
-        """Put out one tuple with more candidates than fit a batch, page by page."""
-        side = BatchRows(part)
-        # Everything is asked of the condition before anything is put out: it may raise.
-        matches = sum(self._verified(side, row, page).size for page in self._candidates(code, ranges))
-        no_nulls = np.zeros(part.num_rows, np.bool_)
-        tickets = self._count_in(part, no_nulls, np.array([row]), min(1, matches))
-        one = np.array([row])
-        if self.spec.how in ("semi", "anti"):
-            if (matches > 0) == (self.spec.how == "semi"):
-                yield from self.results.give_tuples(side, one, tickets[one])
-            return
-        if matches == 0:
-            if self.spec.how == "left":
-                yield from self.results.give_tuples(side, one, tickets[one])
-            return
-        for page in self._candidates(code, ranges):
-            rows = self._verified(side, row, page)
-            owners = np.full(rows.size, row, np.int64)
-            yield from self.results.give_pairs(side, owners, page, rows, tickets[owners], is_pinned=True)
+    def _candidates_of(self, code: int) -> Iterator[pa.RecordBatch]:
+        _, starts, stops = self.spec.shard.locate(np.array([code]))
+        return self._candidates(code, list(zip(starts.tolist(), stops.tolist(), strict=True)))
 
-    def _verified(self, side: BatchRows, row: int, candidates: pa.RecordBatch) -> Int64Array:
+    def _verified(self, side: BatchRows, candidates: pa.RecordBatch) -> Int64Array:
+        """Which candidates match the one row."""
         rows = np.arange(candidates.num_rows)
         if not self.results.plan.verifies:
             return rows
-        owners = np.full(rows.size, row, np.int64)
+        owners = np.zeros(rows.size, np.int64)
         return np.flatnonzero(self.results.plan.verify(side, owners, candidates, rows))
 
-    def _count_in(self, part: pa.RecordBatch, is_null: BoolArray, rows: Int64Array, matched: int) -> Int64Array:
-        """Count rows as accepted and gone, and give the tickets of all rows of the part."""
-        self.metrics.stream_tuples_in += rows.size
-        self.metrics.null_key_tuples += int(np.count_nonzero(is_null[rows]))
+    def _count_in(self, part: Offered, start: int, stop: int, has_match: BoolArray) -> None:
+        """Count rows of a part as accepted and gone."""
+        matched = int(np.count_nonzero(has_match[start:stop]))
+        self.metrics.stream_tuples_in += stop - start
+        self.metrics.null_key_tuples += int(np.count_nonzero(part.is_null[start:stop]))
         self.metrics.matched_tuples += matched
-        self.metrics.unmatched_tuples += rows.size - matched
-        self._arrivals += rows.size
-        first_of_part = self._arrivals - (int(rows[-1]) + 1 if rows.size else 0)
-        return np.arange(first_of_part, first_of_part + part.num_rows, dtype=np.int64)
+        self.metrics.unmatched_tuples += stop - start - matched
+        self._arrivals += stop - start
+
+    # ---------------------------------------------------------------- saving
+
+    def _save(self) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+        alone = self._alone
+        if alone is None:
+            return {}, {"alone": None}
+        values = {"code": alone.code, "arrival": alone.arrival, "done": alone.done}
+        return {"alone": pa.Table.from_batches([alone.row])}, {"alone": values}
+
+    def _load(self, tables: dict[str, pa.Table], values: dict[str, Any]) -> None:
+        saved, alone = values["alone"], None
+        if saved is not None:
+            (row,) = tables["alone"].combine_chunks().to_batches()
+            alone = _Alone(row.select(self._stream_columns.names), saved["code"], saved["arrival"], saved["done"])
+        self._matches_account.resize(0 if alone is None else int(alone.row.nbytes))
+        self._alone = alone

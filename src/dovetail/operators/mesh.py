@@ -82,7 +82,7 @@ class MeshJoin(SemiStreamOperator):
         assert self._window is not None
         if self._pairs_done:
             return self._interrupted_rows
-        return min(rows_left, self._window.chunks[0].deadline - self._odometer)
+        return min(rows_left, self._window.chunks.oldest.deadline - self._odometer)
 
     def _advance(self, rows: int) -> None:
         self._odometer += rows
@@ -95,8 +95,8 @@ class MeshJoin(SemiStreamOperator):
 
     def _expire(self) -> Iterator[pa.RecordBatch]:
         window = self._window
-        while window is not None and window.chunks and window.chunks[0].deadline <= self._odometer:
-            yield from self._leave_oldest(window.chunks[0].live)
+        while window is not None and len(window) and window.chunks.oldest.deadline <= self._odometer:
+            yield from self._leave_oldest(window.chunks.oldest.live)
 
     def _save(self) -> tuple[dict[str, pa.Table], dict[str, Any]]:
         return {}, {"odometer": self._odometer, "interrupted_rows": self._interrupted_rows}

@@ -5,13 +5,14 @@ to the ticket of the oldest tuple that still waits, its own results included: no
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["HeldResults"]
+__all__ = ["HeldResults", "Ready"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -34,6 +35,13 @@ class _Piece:
         return self.tickets[self.start :]
 
 
+class Ready(NamedTuple):
+    """Rows whose turn it is, in order, and how many of each piece they are."""
+
+    batch: pa.RecordBatch
+    counts: list[int]
+
+
 class HeldResults:
     """Output rows held back until everything before them has been put out.
 
@@ -42,8 +50,10 @@ class HeldResults:
     >>> held = HeldResults()
     >>> held.add(pa.record_batch({"v": ["c", "a"]}), np.array([3, 1]))
     >>> held.add(pa.record_batch({"v": ["b"]}), np.array([2]))
-    >>> held.release(up_to=2, max_rows=10).to_pydict()
+    >>> ready = held.next_ready(up_to=2, max_rows=10)
+    >>> ready.batch.to_pydict()
     {'v': ['a', 'b']}
+    >>> held.let_go(ready)
     >>> held.num_rows
     1
     """
@@ -74,10 +84,10 @@ class HeldResults:
         """Whether a row has a ticket of at most ``up_to`` (None: any)."""
         return any(up_to is None or int(piece.waiting[0]) <= up_to for piece in self._pieces)
 
-    def release(self, up_to: int | None, max_rows: int, max_bytes: int = 2**63 - 1) -> pa.RecordBatch | None:
-        """Take out the next rows whose ticket is at most ``up_to`` (None: any), in order; None if there are none.
+    def next_ready(self, up_to: int | None, max_rows: int, max_bytes: int = 2**63 - 1) -> Ready | None:
+        """The next rows whose ticket is at most ``up_to`` (None: any), in order; None if there are none.
 
-        At most ``max_rows``, and no more than ``max_bytes`` unless one row alone has more.
+        At most ``max_rows``, and no more than ``max_bytes`` unless one row alone has more. They stay until `let_go`.
         """
         ready = [
             piece.waiting.size if up_to is None else int(np.searchsorted(piece.waiting, up_to, side="right"))
@@ -89,12 +99,18 @@ class HeldResults:
             counts = self._first_rows(ready, max_rows) if sum(ready) > max_rows else ready
             rows = self._rows_in_order(counts)
             if rows.nbytes <= max_bytes or rows.num_rows == 1:
-                break
+                return Ready(rows, counts)
             max_rows = rows.num_rows // 2
-        for piece, count in zip(self._pieces, counts, strict=True):
+
+    def let_go(self, ready: Ready) -> None:
+        """Take out rows that `next_ready` gave; nothing was added or taken out since."""
+        for piece, count in zip(self._pieces, ready.counts, strict=True):
             piece.start += count
         self._pieces = [piece for piece in self._pieces if piece.waiting.size]
-        return rows
+
+    def first_ticket(self) -> int | None:
+        """The lowest ticket of all rows; None if there are none."""
+        return min((int(piece.waiting[0]) for piece in self._pieces), default=None)
 
     def _rows_in_order(self, counts: list[int]) -> pa.RecordBatch:
         """The first so many rows of each piece, by ticket."""
@@ -103,6 +119,9 @@ class HeldResults:
             if count:
                 batches.append(piece.batch.slice(piece.start, count))
                 tickets.append(piece.waiting[:count])
+        if len(batches) == 1:
+            # In order already; and where one row is all there is room for, it needs no room.
+            return batches[0]
         order = np.argsort(np.concatenate(tickets), kind="stable")
         return pa.concat_batches(batches).take(pa.array(order))
 

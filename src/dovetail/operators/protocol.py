@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dovetail.memory import Budget
 from dovetail.metrics import OperatorMetrics
+from dovetail.relation.format import ShardStats
 from dovetail.relation.io import Disk, IoMode
 
 __all__ = ["CODE_COLUMN", "RelationBlock", "RelationShard", "SemiStreamJoin", "Snapshot"]
@@ -41,6 +42,7 @@ class RelationShard(Protocol):
     num_rows: int
     live_rows: int
     schema: pa.Schema
+    stats: ShardStats
 
     @property
     def disk(self) -> Disk | None: ...

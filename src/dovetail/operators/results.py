@@ -1,8 +1,12 @@
 """The way out: pairs become output batches of bounded size, at once or, for ``ordered=True``, when it is their turn.
 
 Every batch is accounted for while it is on its way, so a join value with a million matches stays within the budget. A
-result counts as delivered when its batch is handed out: whoever gives up an iterator loses nothing and gets nothing
-twice, because progress is noted (`on_progress`) before the batch leaves.
+result counts as delivered when its batch is handed out, and everything that goes with it is noted before: whoever gives
+up an iterator loses nothing and gets nothing twice.
+
+- Results of waiting tuples can be found again, and progress is noted pair by pair (`give_pairs`).
+- Results of tuples that leave, or never wait, cannot. Their batch is made first, as large as fits (`fit`); only then do
+  as many tuples leave, or are accepted, as it holds.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,12 +27,7 @@ from dovetail.operators.tuple_store import Positions
 __all__ = ["Results"]
 
 Int64Array = npt.NDArray[np.int64]
-Progress = Callable[[int], None]
 Build = Callable[[int, int], pa.RecordBatch]
-
-
-def _no_progress(_: int) -> None:
-    pass
 
 
 class Results:
@@ -47,12 +46,11 @@ class Results:
     ----------
     boundary
         Ordered output only: results up to this ticket may go out; None: all may. The operator keeps it up to date.
-    floor
-        Ordered output only: no result above this ticket may go out yet, whatever `boundary` says, because tuples that
-        do not wait are being answered one after the other; None: no such limit.
     cut_ticket
         Ordered output only: set when held results had to be discarded to stay within the budget. Tuples with a higher
         ticket must begin again; until the operator has seen to that, results of theirs are refused.
+    reserved_bytes
+        Ordered output only: what is to be left free besides, when results are held, for what others plan to hold.
     """
 
     def __init__(
@@ -64,166 +62,151 @@ class Results:
         self.is_ordered = spec.ordered
         self.held = HeldResults()
         self.boundary: int | None = None
-        self.floor: int | None = None
         self.cut_ticket: int | None = None
+        self.reserved_bytes = 0
         self._ledger = ledger
         self.metrics = metrics
         self._output_account = ledger.reserve("output")
         self._held_account = ledger.reserve("held") if spec.ordered else None
 
-    # ---------------------------------------------------------------- giving
+    # ---------------------------------------------------------------- batches
 
-    def give_pairs(
-        self,
-        side: StreamSide,
-        positions: Positions,
-        relation: pa.RecordBatch,
-        rows: Positions | None,
-        tickets: Int64Array | None = None,
-        is_pinned: bool = False,
-        on_progress: Progress = _no_progress,
-    ) -> Iterator[pa.RecordBatch]:
-        """Put out pairs that are matches; a row number of -1 stands for a relation row of NULLs.
+    def fit(self, count: int, build: Build, start: int = 0) -> tuple[int, pa.RecordBatch, int]:
+        """Make a batch out of as many of the next results as fit what is free: where it stops, and its bytes.
 
         Parameters
         ----------
-        side, positions
-            Where the stream's half is, and which tuples.
-        relation, rows
-            Where the relation's half is, and which rows; None: its rows are those of the pairs, one by one.
-        tickets
-            The tuples' arrival numbers; needed for ordered output.
-        is_pinned
-            Whether the tuples wait no more, so that the results cannot be found again.
-        on_progress
-            Called with the number of pairs that are delivered or held, before each batch leaves.
+        count
+            How many results there are.
+        build
+            Makes a batch of results ``[start, stop)``.
+        start
+            The first one.
+
+        Raises
+        ------
+        BudgetError
+            If one result alone does not fit.
         """
-
-        def build(start: int, stop: int) -> pa.RecordBatch:
-            if rows is None:
-                return self.plan.joined(side, positions[start:stop], relation.slice(start, stop - start), None)
-            return self.plan.joined(side, positions[start:stop], relation, rows[start:stop])
-
-        return self._give(positions.size, build, tickets, is_pinned, on_progress)
-
-    def give_tuples(
-        self,
-        side: StreamSide,
-        positions: Positions,
-        tickets: Int64Array | None = None,
-        is_pinned: bool = True,
-        on_progress: Progress = _no_progress,
-    ) -> Iterator[pa.RecordBatch]:
-        """Put out tuples by themselves: the unmatched of left and anti, the matched of semi."""
-
-        def build(start: int, stop: int) -> pa.RecordBatch:
-            return self.plan.unmatched(side, positions[start:stop])
-
-        return self._give(positions.size, build, tickets, is_pinned, on_progress)
-
-    def _give(
-        self, count: int, build: Build, tickets: Int64Array | None, is_pinned: bool, on_progress: Progress
-    ) -> Iterator[pa.RecordBatch]:
-        for start, stop, batch, size_bytes in self._bounded(count, build):
-            if not self.is_ordered:
-                # May refuse, so it comes before the batch counts as delivered.
-                self._output_account.resize(size_bytes)
-                on_progress(stop)
-                yield from self._hand_out(batch, size_bytes)
-                continue
-            assert tickets is not None, "ordered output needs tickets"
-            # Pinned results come in the order of their tickets: what is above the last of them is not answered yet.
-            up_to = None if stop == count or not is_pinned else int(tickets[stop - 1])
-            yield from self._give_in_order(batch, tickets[start:stop], is_pinned, up_to, partial(on_progress, stop))
-
-    def _bounded(self, count: int, build: Build) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
-        """Build batches of at most `max_rows` rows that fit what is free of the budget; give their bytes, too."""
-        start, size = 0, min(count, self.max_rows)
-        while start < count:
-            stop = min(start + size, count)
+        stop = min(start + self.max_rows, count)
+        while True:
             batch = build(start, stop)
-            size_bytes = self._bytes_of(batch)
-            if size_bytes > self._ledger.free_bytes and stop - start > 1:
-                size = (stop - start) // 2
-                continue
-            yield start, stop, batch, size_bytes
-            start = stop
+            size_bytes = self.bytes_of(batch)
+            if size_bytes <= self._ledger.free_bytes:
+                return stop, batch, size_bytes
+            if stop - start == 1:
+                needed = self._ledger.held_bytes + size_bytes
+                raise BudgetError(
+                    f"One output row of {format_bytes(size_bytes)} does not fit what is free of the budget, "
+                    f"{format_bytes(self._ledger.free_bytes)}.",
+                    hint=f"Raise the budget to at least {needed} bytes.",
+                    minimum_bytes=needed,
+                )
+            stop = start + (stop - start) // 2
 
-    def _bytes_of(self, batch: pa.RecordBatch) -> int:
+    def bytes_of(self, batch: pa.RecordBatch) -> int:
+        """Bytes that a batch on its way holds."""
         # Counting whole buffers is far cheaper than counting what is used of them, and mostly the same.
         buffer_bytes = int(batch.get_total_buffer_size())
         return buffer_bytes if buffer_bytes <= self._ledger.free_bytes else int(batch.nbytes)
 
-    def _hand_out(self, batch: pa.RecordBatch, size_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-        self._output_account.resize(int(batch.nbytes) if size_bytes is None else size_bytes)
+    def reserve(self, size_bytes: int) -> None:
+        """Account for a batch that is about to be handed out; may refuse, so it comes before anything changes."""
+        self._output_account.resize(size_bytes)
+
+    def hand_out(self, batch: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Hand out a batch; it was checked that it fits."""
+        self._output_account.resize(size_bytes)
         self.metrics.output_rows += batch.num_rows
         try:
             yield batch
         finally:
             self._output_account.resize(0)
 
+    # ---------------------------------------------------------------- results that can be found again
+
+    def give_pairs(
+        self,
+        side: StreamSide,
+        positions: Positions,
+        relation: pa.RecordBatch,
+        rows: Positions,
+        tickets: Int64Array | None,
+        on_progress: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Put out pairs that are matches, of tuples that wait.
+
+        Parameters
+        ----------
+        side, positions
+            Where the stream's half is, and which tuples.
+        relation, rows
+            Where the relation's half is, and which rows.
+        tickets
+            The tuples' arrival numbers; needed for ordered output.
+        on_progress
+            Called with the number of pairs that are delivered or held, before each batch leaves.
+        """
+
+        def build(start: int, stop: int) -> pa.RecordBatch:
+            return self.plan.joined(side, positions[start:stop], relation, rows[start:stop])
+
+        start = 0
+        while start < positions.size:
+            stop, batch, size_bytes = self.fit(positions.size, build, start)
+            if self.is_ordered:
+                assert tickets is not None, "ordered output needs tickets"
+                yield from self._give_in_order(batch, tickets[start:stop], partial(on_progress, stop))
+            else:
+                self.reserve(size_bytes)
+                on_progress(stop)
+                yield from self.hand_out(batch, size_bytes)
+            start = stop
+
     # ---------------------------------------------------------------- ordered output
 
     def _give_in_order(
-        self,
-        batch: pa.RecordBatch,
-        tickets: Int64Array,
-        is_pinned: bool,
-        up_to: int | None,
-        note_progress: Callable[[], None],
+        self, batch: pa.RecordBatch, tickets: Int64Array, note_progress: Callable[[], None]
     ) -> Iterator[pa.RecordBatch]:
         """Put out results whose turn it is, and hold the others."""
         while True:
-            if self.cut_ticket is not None and not is_pinned:
+            if self.cut_ticket is not None:
                 kept = np.flatnonzero(tickets <= self.cut_ticket)
                 if kept.size < tickets.size:
                     batch, tickets = batch.take(pa.array(kept)), tickets[kept]
-            limit = self._limit(None)
-            is_their_turn = tickets.size == 0 or limit is None or int(tickets.max()) <= limit
-            if is_their_turn and not self.held.has_ready(limit):
-                order = np.argsort(tickets, kind="stable")
-                ready = batch if is_pinned else batch.take(pa.array(order))
-                self._output_account.resize(int(ready.nbytes))
+            is_their_turn = tickets.size == 0 or self.boundary is None or int(tickets.max()) <= self.boundary
+            if is_their_turn and not self.held.has_ready(self.boundary):
+                ready = batch.take(pa.array(np.argsort(tickets, kind="stable")))
+                self.reserve(int(ready.nbytes))
                 note_progress()
-                yield from self._hand_out(ready)
+                yield from self.hand_out(ready, int(ready.nbytes))
                 return
-            if self._has_room_to_hold(batch, tickets):
+            if self.has_room_to_hold(batch, tickets):
                 break
-            if is_their_turn and is_pinned:
-                note_progress()
-                yield from self._merge_one_by_one(batch, tickets)
-                return
             self._make_room(batch, tickets)
-        self.held.add(batch, tickets, is_pinned)
-        self._account_held()
+        self.hold(batch, tickets, is_pinned=False)
         note_progress()
-        yield from self.release(up_to)
-
-    def _merge_one_by_one(self, batch: pa.RecordBatch, tickets: Int64Array) -> Iterator[pa.RecordBatch]:
-        """Put out results between those that are held, where there is no room to hold them all."""
-        for row, ticket in enumerate(tickets.tolist()):
-            yield from self.release(ticket)
-            yield from self._hand_out(batch.slice(row, 1))
         yield from self.release()
 
-    def release(self, up_to: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Put out held results whose turn has come, at most up to a ticket."""
+    def hold(self, batch: pa.RecordBatch, tickets: Int64Array, is_pinned: bool = True) -> None:
+        """Hold results until it is their turn; it was checked that there is room. Pinned ones are never discarded."""
+        self.held.add(batch, tickets, is_pinned)
+        self._account_held()
+
+    def release(self) -> Iterator[pa.RecordBatch]:
+        """Put out held results whose turn has come."""
         if self._held_account is None:
             return
-        limit = self._limit(up_to)
-        while (batch := self.held.release(limit, self.max_rows, self._ledger.free_bytes)) is not None:
+        while (ready := self.held.next_ready(self.boundary, self.max_rows, self._ledger.free_bytes)) is not None:
+            self.held.let_go(ready)
             self._account_held()
-            yield from self._hand_out(batch)
+            # One row that is larger than what is free is not copied, and its piece is still accounted for.
+            yield from self.hand_out(ready.batch, min(int(ready.batch.nbytes), self._ledger.free_bytes))
 
-    def room_to_hold(self, count: int) -> bool:
-        """Whether about ``count`` more results could be held without discarding any."""
-        return count == 0 or self._ledger.has_room_for(self.output_bytes + int(count * (self.plan.row_bytes + 8)))
-
-    def _limit(self, up_to: int | None) -> int | None:
-        return min((limit for limit in (self.boundary, self.floor, up_to) if limit is not None), default=None)
-
-    def _has_room_to_hold(self, batch: pa.RecordBatch, tickets: Int64Array) -> bool:
-        return self._ledger.has_room_for(int(batch.nbytes) + tickets.nbytes + self.output_bytes)
+    def has_room_to_hold(self, batch: pa.RecordBatch, tickets: Int64Array, entering_bytes: int = 0) -> bool:
+        """Whether results can be held, so many bytes being about to be held by others."""
+        wanted_bytes = int(batch.nbytes) + tickets.nbytes + self.output_bytes + self.reserved_bytes
+        return self._ledger.has_room_for(wanted_bytes + entering_bytes)
 
     def _account_held(self) -> None:
         if self._held_account is not None:
@@ -233,7 +216,7 @@ class Results:
         """Discard results of younger waiting tuples, which will begin again, where the budget leaves no other way."""
         self.held.compact()
         self._account_held()
-        if self._has_room_to_hold(batch, tickets):
+        if self.has_room_to_hold(batch, tickets):
             return
         head = -1 if self.boundary is None else self.boundary
         if self.cut_ticket is not None and self.cut_ticket <= head:

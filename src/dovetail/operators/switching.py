@@ -48,6 +48,11 @@ class Decision:
     def __len__(self) -> int:
         return int(self.codes.size)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the decision itself takes."""
+        return self.codes.nbytes + self.row_counts.nbytes + self.frequencies.nbytes
+
 
 class Candidates:
     """Join values whose relation rows are being counted.
@@ -151,7 +156,8 @@ class SwitchingBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._batches_nbytes + sum(codes.nbytes for codes in self._codes) + self._table.nbytes
+        of_rows = self._batches_nbytes + sum(codes.nbytes for codes in self._codes)
+        return of_rows + self._table.nbytes + self.decision.held_bytes
 
     @property
     def rows_nbytes(self) -> int:
@@ -162,7 +168,7 @@ class SwitchingBuffer:
     def most_nbytes(self) -> int:
         """Bytes that will be held when everything is collected, if rows are as long as expected."""
         rows = int(self.decision.row_counts.sum())
-        return self.decision.nbytes + self._table.nbytes + 8 * rows + _PADDED_BYTES
+        return self.decision.nbytes + self._table.nbytes + self.decision.held_bytes + 8 * rows + _PADDED_BYTES
 
     def collect(self, block: RelationBlock) -> None:
         """Copy the rows of the chosen values out of a block."""

@@ -8,21 +8,17 @@ number of relation rows that the scan has passed when the chunk has met every ro
 are one. Tuples may also leave from the middle; a chunk counts those that are left.
 """
 
-from bisect import bisect_left
-from collections import Counter, deque
-from dataclasses import dataclass
-from operator import attrgetter
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.errors import InternalError
 from dovetail.kernels.bits import set_bits
-from dovetail.kernels.multimap import MultiMap, ProbeState
+from dovetail.kernels.multimap import DENSE_LOAD, MultiMap, ProbeState
+from dovetail.operators.chunks import Chunk, ChunkQueue
 from dovetail.operators.tuple_store import Positions, TupleStore, spread
 
-__all__ = ["Chunk", "StreamWindow"]
+__all__ = ["StreamWindow"]
 
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -31,34 +27,9 @@ _MATCHED_BYTES = 1
 _MATCHED, _DONE = np.uint8(1), np.uint8(2)
 _TICKET_BYTES = 8
 _ARROW_SLACK_BYTES = 1024  # paddings and headers of small arrays, so that tiny budgets stay true
-
-
+_MANY_CHUNKS = 2**62
 _RESIZE_BYTES = 4 + 8
 _MOVED_TOGETHER = 256
-_CHUNKS_PER_SEARCH = 16  # chunks that are listed in the time that it takes to search for one tuple's
-_last_seq = attrgetter("last_seq")
-
-
-@dataclass
-class Chunk:
-    """Tuples that entered one after the other and leave together.
-
-    Attributes
-    ----------
-    last_seq
-        The window's number of the newest of them.
-    live
-        How many still wait.
-    first_arrival
-        How many tuples had been offered before the first of them.
-    deadline
-        Relation rows that the scan has passed when they have met every row.
-    """
-
-    last_seq: int
-    live: int
-    first_arrival: int
-    deadline: int
 
 
 class StreamWindow:
@@ -72,6 +43,8 @@ class StreamWindow:
         The most tuples that can wait.
     has_tickets
         Whether each tuple's arrival number is kept, as ordered output needs it.
+    max_chunks
+        The most chunks that there can be, if that is less than the capacity.
 
     Examples
     --------
@@ -81,33 +54,44 @@ class StreamWindow:
     >>> rows, positions, _ = window.probe(np.array([7]), None, 10)
     >>> rows.tolist(), window.gather(positions, [0])[0].to_pylist()
     ([0, 0], [1, 3])
-    >>> window.take_oldest(2).size, len(window), window.chunks[0].live
+    >>> window.take_oldest(2).size, len(window), window.chunks.oldest.live
     (2, 1, 1)
     """
 
-    def __init__(self, schema: pa.Schema, capacity: int, has_tickets: bool = False) -> None:
+    def __init__(
+        self, schema: pa.Schema, capacity: int, has_tickets: bool = False, max_chunks: int = _MANY_CHUNKS
+    ) -> None:
         self.schema = schema
         self.has_tickets = has_tickets
-        self.index = MultiMap(capacity)
-        self.chunks: deque[Chunk] = deque()
+        self.index = MultiMap(capacity, DENSE_LOAD)
+        self.max_chunks = max_chunks
+        self.chunks = ChunkQueue(min(capacity, max_chunks))
         self._store = TupleStore(schema, self.index.ring_size)
         self._is_matched = np.zeros(self.index.ring_size, np.uint8)
         self._tickets = np.zeros(self.index.ring_size if has_tickets else 0, np.int64)
 
     @classmethod
-    def bytes_for(cls, schema: pa.Schema, capacity: int, has_tickets: bool = False) -> int:
+    def bytes_for(
+        cls, schema: pa.Schema, capacity: int, has_tickets: bool = False, max_chunks: int = _MANY_CHUNKS
+    ) -> int:
         """Bytes that an empty window of this capacity holds, for budgeting before there is one."""
-        per_position = TupleStore.fixed_bytes_per_position(schema) + _MATCHED_BYTES
-        per_position += _TICKET_BYTES if has_tickets else 0
-        return MultiMap.nbytes_of(capacity) + per_position * MultiMap.ring_size_of(capacity) + _ARROW_SLACK_BYTES
+        return _bytes_for(_bytes_per_position(schema, has_tickets), capacity, max_chunks)
 
     @classmethod
-    def capacity_within(cls, schema: pa.Schema, size_bytes: int, paged_bytes: float, has_tickets: bool = False) -> int:
+    def capacity_within(
+        cls,
+        schema: pa.Schema,
+        size_bytes: int,
+        paged_bytes: float,
+        has_tickets: bool = False,
+        max_chunks: int = _MANY_CHUNKS,
+    ) -> int:
         """The largest capacity whose window, full of tuples with so many paged bytes each, fits; 0 if none does."""
+        per_position = _bytes_per_position(schema, has_tickets)
         low, high = 0, max(1, size_bytes // 16)
         while low < high:
             middle = (low + high + 1) // 2
-            if cls.bytes_for(schema, middle, has_tickets) + int(middle * paged_bytes) <= size_bytes:
+            if _bytes_for(per_position, middle, max_chunks) + int(middle * paged_bytes) <= size_bytes:
                 low = middle
             else:
                 high = middle - 1
@@ -125,12 +109,14 @@ class StreamWindow:
     def nbytes(self) -> int:
         """Bytes held."""
         held = self.index.nbytes + self._store.nbytes + self._is_matched.nbytes + self._tickets.nbytes
-        return held + _ARROW_SLACK_BYTES
+        return held + self.chunks.nbytes + _ARROW_SLACK_BYTES
 
-    def nbytes_at(self, capacity: int) -> int:
-        """Bytes that it would hold with another capacity."""
-        paged_bytes = self.nbytes - self.bytes_for(self.schema, self.capacity, self.has_tickets)
-        return paged_bytes + self.bytes_for(self.schema, capacity, self.has_tickets)
+    def nbytes_at(self, capacity: int, max_chunks: int) -> int:
+        """Bytes that it would hold after `resize`."""
+        max_chunks = max(max_chunks, len(self.chunks))
+        paged_bytes = self.nbytes - self.chunks.nbytes - self.bytes_for(self.schema, self.capacity, self.has_tickets, 0)
+        paged_bytes += ChunkQueue.BYTES_PER_CHUNK
+        return paged_bytes + self.bytes_for(self.schema, capacity, self.has_tickets, max_chunks)
 
     @property
     def reclaimable_bytes(self) -> int:
@@ -175,9 +161,8 @@ class StreamWindow:
         self._is_matched[positions] = 0 if is_matched is None else is_matched
         if tickets is not None:
             self._tickets[positions] = tickets
-        newest = self.chunks[-1] if self.chunks else None
-        if newest is not None and newest.deadline == deadline:
-            newest.last_seq, newest.live = int(seqs[-1]), newest.live + codes.size
+        if len(self.chunks) and self.chunks.newest.deadline == deadline:
+            self.chunks.extend_newest(int(seqs[-1]), codes.size)
         else:
             self.chunks.append(Chunk(int(seqs[-1]), codes.size, arrival, deadline))
 
@@ -241,17 +226,14 @@ class StreamWindow:
     # What leaves can no longer be found, but can be gathered until it is forgotten, which must be before the next
     # insertion.
 
+    def oldest_positions(self, count: int) -> Int64Array:
+        """Positions of the ``count`` oldest tuples, or of all if there are fewer."""
+        return self.index.positions_of(self.index.oldest_seqs(count))
+
     def take_oldest(self, count: int) -> Int64Array:
         """Let the ``count`` oldest tuples leave, or all if there are fewer, and give their positions."""
         seqs = self.index.remove_oldest(count)
-        left = seqs.size
-        while left:
-            chunk = self.chunks[0]
-            gone = min(left, chunk.live)
-            chunk.live -= gone
-            left -= gone
-            if chunk.live == 0:
-                self.chunks.popleft()
+        self.chunks.count_out_oldest(seqs.size)
         return self.index.positions_of(seqs)
 
     def take(self, positions: Positions) -> None:
@@ -262,33 +244,17 @@ class StreamWindow:
         removed = self.index.remove_seqs(seqs)
         if removed != positions.size:
             raise InternalError(f"{positions.size} tuples were to leave the window, {removed} did.")
-        self._count_out(seqs)
+        self.chunks.count_out(seqs)
 
     def take_codes(self, codes: Int64Array) -> Int64Array:
         """Let all tuples of these codes leave, and give their positions."""
         seqs = self.index.remove_codes(codes)
-        self._count_out(seqs)
+        self.chunks.count_out(seqs)
         return self.index.positions_of(seqs)
 
     def forget(self, positions: Positions) -> None:
         """Free what the tuples at these positions, which have left, still hold."""
         self._store.release(positions)
-
-    def _count_out(self, seqs: Int64Array) -> None:
-        if seqs.size * _CHUNKS_PER_SEARCH < len(self.chunks):
-            gone_of = Counter(bisect_left(self.chunks, seq, key=_last_seq) for seq in seqs.tolist())
-        else:
-            lasts = np.fromiter(map(_last_seq, self.chunks), np.int64, len(self.chunks))
-            gone = np.bincount(np.searchsorted(lasts, seqs, side="left"))
-            numbers = np.flatnonzero(gone)
-            gone_of = Counter(dict(zip(numbers.tolist(), gone[numbers].tolist(), strict=True)))
-        has_empty = False
-        for number, left in gone_of.items():
-            chunk = self.chunks[number]
-            chunk.live -= left
-            has_empty |= chunk.live == 0
-        if has_empty:
-            self.chunks = deque(chunk for chunk in self.chunks if chunk.live)
 
     # ---------------------------------------------------------------- care
 
@@ -315,21 +281,21 @@ class StreamWindow:
             return 0
         self._is_matched[positions[younger]] = 0
         arrival = int(self._tickets[positions[younger][0]])
-        self._count_out(seqs[younger])
-        if self.chunks:
-            self.chunks[-1].last_seq = int(seqs[~younger][-1])
+        self.chunks.count_out(seqs[younger])
+        if len(self.chunks):
+            self.chunks.end_newest_at(int(seqs[~younger][-1]))
         self.chunks.append(Chunk(int(seqs[-1]), count, arrival, deadline))
         return count
 
-    def resize(self, capacity: int) -> None:
+    def resize(self, capacity: int, max_chunks: int | None = None) -> None:
         """Change the capacity, moving one column after the other: for a moment, `resize_bytes` more are held."""
         seqs = self.index.live_seqs()
         np.remainder(seqs, self.index.ring_size, out=seqs)
         positions = seqs.astype(np.int32)
         del seqs
         codes = self.index.codes_left_at(positions)
-        self.index = MultiMap(1)  # lets the old one go before the new one is made
-        self.index = MultiMap(capacity)
+        self.index = MultiMap(1, DENSE_LOAD)  # lets the old one go before the new one is made
+        self.index = MultiMap(capacity, DENSE_LOAD)
         for start in range(0, codes.size, _MOVED_TOGETHER):
             self.index.insert(codes[start : start + _MOVED_TOGETHER])
         del codes
@@ -338,10 +304,8 @@ class StreamWindow:
         self._is_matched = spread(self._is_matched[positions], ring_size)
         if self.has_tickets:
             self._tickets = spread(self._tickets[positions], ring_size)
-        last_seq = -1
-        for chunk in self.chunks:
-            last_seq += chunk.live
-            chunk.last_seq = last_seq
+        self.max_chunks = self.max_chunks if max_chunks is None else max_chunks
+        self.chunks = self.chunks.renumbered(min(capacity, self.max_chunks))
 
     @property
     def resize_bytes(self) -> int:
@@ -386,6 +350,16 @@ class StreamWindow:
                 flat(rows.column("__ticket")).to_numpy() if self.has_tickets else None,
                 flat(rows.column("__matched")).to_numpy(),
             )
+
+
+def _bytes_per_position(schema: pa.Schema, has_tickets: bool) -> int:
+    return TupleStore.fixed_bytes_per_position(schema) + _MATCHED_BYTES + (_TICKET_BYTES if has_tickets else 0)
+
+
+def _bytes_for(bytes_per_position: int, capacity: int, max_chunks: int) -> int:
+    of_chunks = ChunkQueue.BYTES_PER_CHUNK * max(1, min(capacity, max_chunks))
+    of_tuples = MultiMap.nbytes_of(capacity) + bytes_per_position * MultiMap.ring_size_of(capacity)
+    return of_tuples + of_chunks + _ARROW_SLACK_BYTES
 
 
 def flat(column: pa.ChunkedArray) -> pa.Array:

@@ -6,6 +6,7 @@ The driver knows nothing of how an operator works. It holds every operator to th
 - every tuple offered is matched, unmatched, shed or pending: the counters and ``pending`` agree with what the driver
   offered, and ``output_rows`` with what it received;
 - counters only grow;
+- an iterator that is given up has delivered what it gave, and what it did not give comes later;
 - nothing waits after ``drain``, and ``oldest`` is ``None`` exactly when nothing waits;
 - every output batch has the same schema;
 - ``snapshot`` changes nothing, and a fresh operator that restores it, read back from storage, has as much waiting as
@@ -176,6 +177,7 @@ class Driver:
         self._measure_arrays = measure_arrays
         self._borrowed = borrowed
         self._done: list[str] = []
+        self._rest: pa.RecordBatch | None = None
         self._begin_accounting()
         self._check()
 
@@ -185,14 +187,14 @@ class Driver:
         """Carry out a schedule."""
         for action in schedule:
             match action:
-                case ("offer", int(number)):
-                    self._offer(self._batches[number], describe_action(action))
-                case ("offer", batch):
-                    self.offer(batch)
-                case ("step",):
-                    self.step()
-                case ("drain",):
-                    self.drain()
+                case ("offer", int(number), *after):
+                    self._offer(self._batches[number], describe_action(action), *after)
+                case ("offer", batch, *after):
+                    self.offer(batch, *after)
+                case ("step", *after):
+                    self.step(*after)
+                case ("drain", *after):
+                    self.drain(*after)
                 case ("snapshot_restore",):
                     self.snapshot_restore()
                 case ("call", change):
@@ -200,18 +202,21 @@ class Driver:
                 case _:
                     raise ValueError(f"{action!r} is not an action.")
 
-    def offer(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Offer a batch; the rows that it led to."""
-        return self._offer(batch, describe_action(("offer", batch)))
+    def offer(self, batch: pa.RecordBatch, after: int | None = None) -> list[dict[str, Any]]:
+        """Offer a batch, perhaps giving up after so many batches of output; the rows that it led to."""
+        return self._offer(batch, describe_action(("offer", batch)), after)
 
-    def step(self) -> list[dict[str, Any]]:
-        """One disk step; the rows that it led to."""
-        return self._act("step", self.operator.step)
+    def step(self, after: int | None = None) -> list[dict[str, Any]]:
+        """One disk step, perhaps given up after so many batches; the rows that it led to."""
+        return self._act(describe_action(("step",) if after is None else ("step", after)), self.operator.step, after)
 
-    def drain(self) -> list[dict[str, Any]]:
-        """Step until nothing waits; the rows that it led to."""
-        rows = self._act("drain", self.operator.drain)
-        self._require(self.operator.pending == 0, f"after drain, {self.operator.pending} tuples still wait")
+    def drain(self, after: int | None = None) -> list[dict[str, Any]]:
+        """Step until nothing waits, or give up after so many batches; the rows that it led to."""
+        rows = self._offer_rest()
+        description = describe_action(("drain",) if after is None else ("drain", after))
+        rows += self._act(description, self.operator.drain, after)
+        if after is None:
+            self._require(self.operator.pending == 0, f"after drain, {self.operator.pending} tuples still wait")
         return rows
 
     def call(self, change: Callable[[Any], object]) -> None:
@@ -254,19 +259,47 @@ class Driver:
 
     # --- promises
 
-    def _offer(self, batch: pa.RecordBatch, description: str) -> list[dict[str, Any]]:
-        self._offered += batch.num_rows
-        return self._act(description, lambda: self.operator.offer(batch))
-
-    def _act(self, description: str, act: Callable[[], Iterable[pa.RecordBatch]]) -> list[dict[str, Any]]:
+    def _offer(self, batch: pa.RecordBatch, description: str, after: int | None = None) -> list[dict[str, Any]]:
+        rows = self._offer_rest()
+        before = self.operator.metrics.stream_tuples_in
+        if after is None:
+            self._offered += batch.num_rows
+            return rows + self._act(description, lambda: self.operator.offer(batch))
         self._done.append(description)
-        emitted = []
+        emitted = self._take(lambda: self.operator.offer(batch), after)
+        accepted = self.operator.metrics.stream_tuples_in - before
+        self._require(0 <= accepted <= batch.num_rows, f"of {batch.num_rows} tuples {accepted} were accepted")
+        self._offered += accepted
+        self._rest = batch.slice(accepted) if accepted < batch.num_rows else None
+        return rows + self._received(emitted)
+
+    def _offer_rest(self) -> list[dict[str, Any]]:
+        """Offer what was not accepted when the last offer was given up."""
+        rest, self._rest = self._rest, None
+        return [] if rest is None else self._offer(rest, "offer the rest")
+
+    def _act(
+        self, description: str, act: Callable[[], Iterable[pa.RecordBatch]], after: int | None = None
+    ) -> list[dict[str, Any]]:
+        self._done.append(description)
+        return self._received(self._take(act, after))
+
+    def _take(self, act: Callable[[], Iterable[pa.RecordBatch]], after: int | None) -> list[pa.RecordBatch]:
+        """What an action gives, at most so many batches of it."""
+        emitted: list[pa.RecordBatch] = []
         with _Noted(self):
-            for batch in act():
+            batches: Any = iter(act())
+            for batch in batches:
                 emitted.append(batch)
                 self._emitted += batch.num_rows
                 # In the middle of a call counters may lag behind, but memory is promised at every moment.
                 self._check_size()
+                if len(emitted) == after:
+                    batches.close()
+                    break
+        return emitted
+
+    def _received(self, emitted: list[pa.RecordBatch]) -> list[dict[str, Any]]:
         for batch in emitted:
             first = (self.output or emitted)[0]
             self._require(

@@ -2,15 +2,17 @@
 
 A schedule is a list of actions, each a tuple whose first item names it:
 
-=============================  =====================================================================
+=============================  ======================================================================================
 action                         what the driver does
-=============================  =====================================================================
+=============================  ======================================================================================
 ``("offer", batch)``           offers a batch, or the one with this number among the driver's batches
 ``("step",)``                  one disk step
 ``("drain",)``                 steps until nothing waits
+``(..., after)``               one of these three, whose iterator is given up after so many batches; what of an offered
+                               batch was not accepted is offered before the next offer or drain
 ``("snapshot_restore",)``      takes a snapshot, makes a fresh operator, restores it there, goes on with that
 ``("call", fn)``               calls ``fn(operator)``: changes w, b or the budget in mid-flight
-=============================  =====================================================================
+=============================  ======================================================================================
 
 Examples
 --------
@@ -31,8 +33,9 @@ Call = Callable[[Any], object]
 
 Action = (
     tuple[Literal["offer"], int | pa.RecordBatch]
-    | tuple[Literal["step"]]
-    | tuple[Literal["drain"]]
+    | tuple[Literal["offer"], int | pa.RecordBatch, int]
+    | tuple[Literal["step", "drain"]]
+    | tuple[Literal["step", "drain"], int]
     | tuple[Literal["snapshot_restore"]]
     | tuple[Literal["call"], Call]
 )
@@ -44,6 +47,7 @@ def random_schedule(
     snapshots: bool = True,
     calls: Sequence[Call] = (),
     mean_actions_between: float = 1.5,
+    give_ups: bool = False,
 ) -> list[Action]:
     """Offer all batches in order with other actions in between, and drain at the end.
 
@@ -59,6 +63,8 @@ def random_schedule(
         Changes to make in mid-flight, each any number of times.
     mean_actions_between
         How many actions come between two offers, on average. 0 offers everything at once.
+    give_ups
+        Whether every third iterator or so is given up after a few batches.
 
     Examples
     --------
@@ -72,9 +78,9 @@ def random_schedule(
     # One round more than there are batches: actions come before the first offer, too.
     for number in range(n_batches + 1):
         while chance.random() < go_on:
-            schedule.append(_random_action(chance, snapshots, calls))
+            schedule.append(_perhaps_given_up(_random_action(chance, snapshots, calls), chance, give_ups))
         if number < n_batches:
-            schedule.append(("offer", number))
+            schedule.append(_perhaps_given_up(("offer", number), chance, give_ups))
     schedule.append(("drain",))
     return schedule
 
@@ -86,8 +92,14 @@ def describe_action(action: Action) -> str:
     --------
     >>> describe_action(("offer", 3)), describe_action(("step",)), describe_action(("call", len))
     ('offer 3', 'step', 'call len')
+    >>> describe_action(("drain", 2))
+    'drain, given up after 2'
     """
     match action:
+        case ("offer", batch, int(after)):
+            return f"{describe_action(('offer', batch))}, given up after {after}"
+        case ("step" | "drain" as kind, int(after)):
+            return f"{kind}, given up after {after}"
         case ("offer", int(number)):
             return f"offer {number}"
         case ("offer", batch):
@@ -110,3 +122,17 @@ def _random_action(chance: random.Random, snapshots: bool, calls: Sequence[Call]
             return ("drain",)
         case _:
             return ("step",)
+
+
+def _perhaps_given_up(action: Action, chance: random.Random, give_ups: bool) -> Action:
+    if not give_ups or chance.random() < 2 / 3:
+        return action
+    match action:
+        case ("offer", int(number)):
+            return ("offer", number, chance.randint(1, 3))
+        case ("step",):
+            return ("step", chance.randint(1, 2))
+        case ("drain",):
+            return ("drain", chance.randint(1, 4))
+        case _:
+            return action

@@ -18,6 +18,7 @@ Examples
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
@@ -26,6 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dovetail.errors import PlanError
+from dovetail.kernels.sorted_codes import expand_ranges
+from dovetail.relation.format import ShardStats
+from dovetail.relation.io import Disk
 from dovetail.testing.batches import CodeOf
 from dovetail.testing.rows import Row
 
@@ -66,6 +70,10 @@ class MemoryShard:
         Whether rows without a code have positions, after all others and with code 0; for joins without equality.
     fence_stride
         How coarse `locate` is: ranges begin and end at multiples of it.
+    segments
+        The number of the segment that each row of ``table`` is in; None: there is one. Each is sorted by code.
+    disk
+        A disk that is told of every block and row that is read, such as a virtual `SimulatedDisk`.
 
     Attributes
     ----------
@@ -81,16 +89,23 @@ class MemoryShard:
         deleted: Collection[int] = (),
         include_null_keys: bool = False,
         fence_stride: int = 3,
+        segments: Sequence[int] | None = None,
+        disk: Disk | None = None,
     ) -> None:
         if len(codes) != table.num_rows:
             raise ValueError(f"{table.num_rows} rows have {len(codes)} codes.")
-        keyed = sorted((code, row) for row, code in enumerate(codes) if code is not None)
-        unkeyed = [(0, row) for row, code in enumerate(codes) if code is None and include_null_keys]
-        order = [row for _, row in keyed + unkeyed]
+        segment_of = [0] * len(codes) if segments is None else list(segments)
+        keyed = sorted((segment_of[row], code, row) for row, code in enumerate(codes) if code is not None)
+        unkeyed = [(0, 0, row) for row, code in enumerate(codes) if code is None and include_null_keys]
+        order = [row for _, _, row in keyed + unkeyed]
         projected = table if columns is None else table.select(columns)
         self.schema: pa.Schema = projected.schema
         self._rows = _one_batch(projected.take(pa.array(order, pa.int64())))
-        self._codes = np.array([code for code, _ in keyed + unkeyed], np.int64)
+        self._codes = np.array([code for _, code, _ in keyed + unkeyed], np.int64)
+        numbers = np.array([number for number, _, _ in keyed], np.int64)
+        # Where each segment begins, and where the last one ends.
+        self._bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keyed)] if keyed else [0, 0]
+        self._disk = disk
         self._keyed_rows = len(keyed)
         self._is_live = np.array([row not in deleted for row in order], np.bool_)
         self._fence_stride = fence_stride
@@ -98,6 +113,15 @@ class MemoryShard:
         self.num_rows = len(order)
         self.live_rows = int(self._is_live.sum())
         self.block_reads: list[tuple[int, int]] = []
+        live_codes = self._codes[: self._keyed_rows][self._is_live[: self._keyed_rows]]
+        _, multiplicities = np.unique(live_codes, return_counts=True)
+        self.stats = ShardStats(
+            rows=self.live_rows,
+            bytes=int(self._rows.nbytes),
+            distinct_codes=multiplicities.size,
+            max_multiplicity=int(multiplicities.max(initial=0)),
+            null_key_rows=self.live_rows - live_codes.size,
+        )
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], schema: pa.Schema, code_of: CodeOf) -> Self:
@@ -113,9 +137,9 @@ class MemoryShard:
         return cls(table, [code_of(row) for row in rows])
 
     @property
-    def disk(self) -> None:
-        """No disk is told of accesses."""
-        return None
+    def disk(self) -> Disk | None:
+        """The disk that is told of accesses, if there is one."""
+        return self._disk
 
     @property
     def io_mode(self) -> Literal["map"]:
@@ -129,8 +153,8 @@ class MemoryShard:
 
     @property
     def num_segments(self) -> int:
-        """How many runs of rows sorted by code there are: one."""
-        return 1
+        """How many runs of rows sorted by code there are."""
+        return len(self._bounds) - 1
 
     @property
     def index_bytes(self) -> int:
@@ -144,28 +168,37 @@ class MemoryShard:
         stop = min(start + rows, self.num_rows)
         alive = np.flatnonzero(self._is_live[start:stop]) + start
         self.block_reads.append((start, stop))
-        return MemoryBlock(start, stop, self._codes[alive], self._lend(self.gather(alive)))
+        self._tell_disk(start, stop)
+        return MemoryBlock(
+            start, stop, self._codes[alive], self._lend(pc.take(self._rows, pa.array(alive, pa.int64())))
+        )
 
     def lookup(self, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Pairs (which of ``codes``, position) of all live rows with these codes, by query and then by position."""
-        pairs = [
-            (query, position)
-            for query, code in enumerate(codes.tolist())
-            for position in np.flatnonzero((self._keyed_codes() == code) & self._is_live[: self._keyed_rows]).tolist()
-        ]
-        queries, positions = np.array(pairs, np.int64).reshape(-1, 2).T
-        return queries.copy(), positions.copy()
+        queries, positions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for low, high in self._segments():
+            first = np.searchsorted(self._codes[low:high], codes, "left")
+            counts = np.searchsorted(self._codes[low:high], codes, "right") - first
+            which, rows = expand_ranges(first, counts.astype(np.int32))
+            alive = self._is_live[low + rows]
+            queries.append(which[alive])
+            positions.append(low + rows[alive])
+        all_queries = np.concatenate(queries)
+        order = np.argsort(all_queries, kind="stable")
+        return all_queries[order], np.concatenate(positions)[order]
 
     def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Ranges ``(which of codes, start, stop)`` of positions where rows of these codes can be; none: no row."""
         ranges = []
+        stride = self._fence_stride
         for query, code in enumerate(codes.tolist()):
-            keyed = self._keyed_codes()
-            if len(keyed) == 0 or not keyed[0] <= code <= keyed[-1]:
-                continue
-            first, last = int(np.searchsorted(keyed, code, "left")), int(np.searchsorted(keyed, code, "right"))
-            start = first // self._fence_stride * self._fence_stride
-            ranges.append((query, start, min(max(last, start + 1) + self._fence_stride - 1, self._keyed_rows)))
+            for low, high in self._segments():
+                mine = self._codes[low:high]
+                if not mine[0] <= code <= mine[-1]:
+                    continue
+                first, last = int(np.searchsorted(mine, code, "left")), int(np.searchsorted(mine, code, "right"))
+                start = first // stride * stride
+                ranges.append((query, low + start, low + min(max(last, start + 1) + stride - 1, high - low)))
         queries, starts, stops = np.array(ranges, np.int64).reshape(-1, 3).T
         return queries.copy(), starts.copy(), stops.copy()
 
@@ -176,6 +209,8 @@ class MemoryShard:
 
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
         """The rows at these positions, in the order asked for; they stay good."""
+        for position in np.unique(positions).tolist() if self._disk is not None else ():
+            self._tell_disk(position, position + 1)
         return pc.take(self._rows, pa.array(positions, pa.int64()))
 
     def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
@@ -189,8 +224,14 @@ class MemoryShard:
         """The codes of the rows at these positions."""
         return self._codes[positions]
 
-    def _keyed_codes(self) -> Int64Array:
-        return self._codes[: self._keyed_rows]
+    def _segments(self) -> list[tuple[int, int]]:
+        """Where each segment begins and ends; none where no row has a code."""
+        return [(low, high) for low, high in pairwise(self._bounds) if low < high]
+
+    def _tell_disk(self, start: int, stop: int) -> None:
+        if self._disk is not None:
+            low, high = int(start * self.row_bytes), int(stop * self.row_bytes)
+            self._disk.access("rows", low, high - low)
 
     def _lend(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows in memory that the next call wipes. Zeros, unlike noise, are valid offsets and lengths."""

@@ -189,7 +189,12 @@ def join_cases(
 
 @st.composite
 def schedules(
-    draw: st.DrawFn, n_batches: int, snapshots: bool = True, calls: Sequence[Call] = (), max_actions_between: int = 4
+    draw: st.DrawFn,
+    n_batches: int,
+    snapshots: bool = True,
+    calls: Sequence[Call] = (),
+    max_actions_between: int = 4,
+    give_ups: bool = False,
 ) -> list[Action]:
     """A schedule that offers all batches in order and drains at the end, with other actions in between.
 
@@ -203,6 +208,8 @@ def schedules(
         As for `random_schedule`.
     max_actions_between
         Most actions between two offers.
+    give_ups
+        Whether iterators are given up now and then.
 
     Examples
     --------
@@ -212,13 +219,17 @@ def schedules(
     ([('offer', 0), ('offer', 1)], ('drain',))
     """
     kinds: list[Action] = [("step",), ("drain",)]
+    if give_ups:
+        kinds += [("step", 1), ("step", 2), ("drain", 1), ("drain", 3)]
     if snapshots:
         kinds.append(("snapshot_restore",))
     kinds.extend(("call", change) for change in calls)
     between = st.lists(st.sampled_from(kinds), max_size=max_actions_between)
     schedule: list[Action] = []
+    offers_taken = st.sampled_from([None, 1, 2]) if give_ups else st.none()
     for number in range(n_batches):
-        schedule += [*draw(between), ("offer", number)]
+        after = draw(offers_taken)
+        schedule += [*draw(between), ("offer", number) if after is None else ("offer", number, after)]
     return [*schedule, *draw(between), ("drain",)]
 
 

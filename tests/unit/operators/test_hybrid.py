@@ -24,8 +24,9 @@ def batch_of(*keys, first=0):
 
 
 def shard_of(keys, stride=1, **options):
-    table = pa.table({"k": pa.array(keys, pa.int64()), "v": pa.array(range(len(keys)), pa.int64())})
-    return MemoryShard(table, keys, columns=["v"], fence_stride=stride, **options)
+    numbers = pa.array(range(len(keys)), pa.int64())
+    table = pa.table({"k": pa.array(keys, pa.int64()), "v": numbers, "w": pa.array([10**6] * len(keys))})
+    return MemoryShard(table, keys, columns=["v", "w"] if stride == 16 else ["v"], fence_stride=stride, **options)
 
 
 def spec_for(shard, how="inner", block_rows=4, budget=20_000, **options):
@@ -56,6 +57,23 @@ def test_oldest_waiting_code_picks_the_block_and_all_that_wait_are_joined_with_i
     assert matched_keys(driver.step()) == [9, 10]
     assert shard.block_reads == [(48, 52), (8, 12)]
     assert driver.operator.pending == 0
+
+
+@pytest.mark.parametrize("how", JOIN_TYPES)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_code_takes_part_whole_whichever_pairs_are_looked_at_together(how, ordered):
+    """The block holds part of code 5 and all of 7; of 7 there are more tuples than pairs are looked at together."""
+    keys = [5] * 5 + [6, 7, 8, 9, 10, 11, 12]
+    shard = shard_of(keys, stride=16)
+    operator = HybridJoin(spec_for(shard, how=how, ordered=ordered, budget=60_000, condition=Range("t", "v", "w")))
+    stream = [7, 5, 5] + [7] * (2 * operator.results.max_rows)
+    driver = Driver(operator)
+    driver.offer(batch_of(*stream))
+    driver.drain()
+    rows = [{"k": key, "v": number, "w": 10**6} for number, key in enumerate(keys)]
+    tuples = [{"k": key, "t": number} for number, key in enumerate(stream)]
+    expected = join_oracle(tuples, rows, "k", how, lambda s, r: r["v"] <= s["t"] < r["w"], select=["v", "w"])
+    assert_same_rows(driver.rows(), expected)
 
 
 def test_steps_go_on_without_arrivals_and_read_nothing_when_nothing_waits():

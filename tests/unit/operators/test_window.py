@@ -28,7 +28,7 @@ def values(window: StreamWindow) -> list[int]:
 
 
 def chunks(window: StreamWindow) -> list[tuple[int, int]]:
-    return [(chunk.live, chunk.deadline) for chunk in window.chunks]
+    return [(chunk.live, chunk.deadline) for chunk in window.chunks.to_list()]
 
 
 def test_chunks_with_one_deadline_are_one() -> None:
@@ -70,7 +70,7 @@ def test_another_capacity_keeps_tuples_flags_tickets_and_chunks(capacity: int) -
     window = window_of(7, 8, 7, 9, 8, 7, capacity=9)
     window.forget(window.take_oldest(1))
     window.mark_matched(window.live_positions()[:1])
-    expected_bytes = window.nbytes_at(capacity)
+    expected_bytes = window.nbytes_at(capacity, window.max_chunks)
     window.resize(capacity)
     assert (values(window), chunks(window)) == ([1, 2, 3, 4, 5], [(1, 0), (2, 2), (2, 4)])
     assert window.tickets_at(window.live_positions()).tolist() == [10, 20, 30, 40, 50]
@@ -85,7 +85,7 @@ def test_saved_and_filled_again() -> None:
     window = window_of(7, 8, 7)
     window.mark_matched(window.live_positions()[1:2])
     other = StreamWindow(SCHEMA, 5, has_tickets=True)
-    other.fill_from_table(window.to_table(), [(c.live, c.first_arrival, c.deadline) for c in window.chunks])
+    other.fill_from_table(window.to_table(), [(c.live, c.first_arrival, c.deadline) for c in window.chunks.to_list()])
     assert other.to_table().equals(window.to_table())
     assert chunks(other) == chunks(window)
 
