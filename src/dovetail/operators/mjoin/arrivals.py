@@ -89,7 +89,10 @@ class ArrivalReader:
         attributes = len(self._spec.input_attributes[i])
         buckets = bucket_count_of(rows, self._spec.partitions) + 1
         # Splitting what goes to disk from what stays makes two indexes of it.
-        return row_bytes + rows * (8 + 16 + 1 + 12 * (attributes - 1)) + attributes * 4 * 2 * buckets + 64 * attributes
+        index_bytes = attributes * (4 * 2 * buckets + 64)
+        # A buffer is rounded up, and has room for one more offset than there are values.
+        rounding_bytes = 16 * len(self._spec.schemas[self._spec.names[i]])
+        return row_bytes + rows * (8 + 16 + 1 + 12 * (attributes - 1)) + index_bytes + rounding_bytes
 
     def read(
         self, i: int, piece: pa.RecordBatch, first_arrival: int, first_place: int, watermark: int | None

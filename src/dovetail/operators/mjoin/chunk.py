@@ -72,8 +72,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "arrivals", "codes", "departure", "done", "high", "level", "low", "max_arrival", "max_low", "min_arrival",
-        "min_low", "nbytes", "others", "rows", "serial", "starts",
+        "arrivals", "codes", "departure", "done", "high", "level", "low", "max_arrival", "max_low", "min_low",
+        "nbytes", "others", "rows", "serial", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +84,7 @@ class Chunk:
         others: tuple[OtherIndex, ...],
         level: int = 0,
         departure: int = IN_MEMORY,
+        extremes: Sequence[int] | None = None,
     ) -> None:
         self.serial = serial
         self.rows = tuples.rows
@@ -96,10 +97,8 @@ class Chunk:
         self.level = level
         self.departure = departure
         self.nbytes = self._count_bytes()
-        self.max_arrival = int(self.arrivals.max(initial=-1))
-        self.min_arrival = int(self.arrivals.min(initial=IN_MEMORY))
-        self.min_low = 0 if self.low is None else int(self.low.min(initial=IN_MEMORY))
-        self.max_low = 0 if self.low is None else int(self.low.max(initial=-IN_MEMORY))
+        # Given where they are known, so that attaching a mapped chunk reads none of its rows.
+        self.max_arrival, self.min_low, self.max_low = self._find_extremes() if extremes is None else extremes
 
     @classmethod
     def build(cls, serial: int, tuples: Tuples, partitions: int, level: int = 0) -> "Chunk":
@@ -128,6 +127,7 @@ class Chunk:
         level: int = 0,
         departure: int = IN_MEMORY,
         starts: Int32Array | None = None,
+        extremes: Sequence[int] | None = None,
     ) -> "Chunk":
         """A chunk of tuples that lie in the order of their hash already."""
         count = bucket_count_of(len(tuples.arrivals), partitions)
@@ -137,7 +137,7 @@ class Chunk:
         for codes in tuples.codes[1:]:
             order, other_starts = order_by_bucket(codes, count)
             others.append(OtherIndex(order, codes[order], other_starts))
-        return cls(serial, tuples, starts, tuple(others), level, departure)
+        return cls(serial, tuples, starts, tuple(others), level, departure, extremes)
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -173,6 +173,17 @@ class Chunk:
         """The index by the first attribute, to be stored beside the rows."""
         return pa.table({"starts": self.starts})
 
+    @property
+    def extremes(self) -> tuple[int, int, int]:
+        """The last arrival, and the least and the greatest of the tuples' earliest times."""
+        return self.max_arrival, self.min_low, self.max_low
+
+    def _find_extremes(self) -> tuple[int, int, int]:
+        latest = int(self.arrivals.max(initial=-1))
+        if self.low is None:
+            return latest, 0, 0
+        return latest, int(self.low.min(initial=IN_MEMORY)), int(self.low.max(initial=-IN_MEMORY))
+
     def _count_bytes(self) -> int:
         arrays: list[npt.NDArray[Any]] = [*self.codes, self.arrivals, self.starts]
         for other in self.others:
@@ -183,7 +194,8 @@ class Chunk:
             arrays.append(self.high)
         if self.done is not None:
             arrays.append(self.done)
-        return int(self.rows.nbytes) + sum(array.nbytes for array in arrays)
+        # Whole buffers: nbytes leaves out what a builder has allocated besides the values.
+        return int(self.rows.get_total_buffer_size()) + sum(array.nbytes for array in arrays)
 
 
 def merged(serial: int, chunks: Sequence[Chunk], keep: Sequence[BoolArray | None], partitions: int) -> Chunk:

@@ -15,11 +15,14 @@ the inputs go on, and as the disk-disk stage when they have ended.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from dovetail.operators.mjoin.chunk import BoolArray, Chunk, Int32Array
+from dovetail.kernels.bucket_index import partitions_of
+from dovetail.operators.mjoin.chunk import BoolArray, Chunk, Int32Array, Int64Array
 from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.probing import Partial, Prober, SequenceChooser
 from dovetail.operators.mjoin.results import ResultWriter
@@ -27,6 +30,8 @@ from dovetail.operators.mjoin.spill import Piece
 from dovetail.operators.mjoin.state import Domain, JoinState
 
 __all__ = ["DiskStages", "is_redundant"]
+
+_MOST_RANGES = 256
 
 
 class DiskStages:
@@ -53,81 +58,72 @@ class DiskStages:
         state, domain = self._state, self._state.domains[number]
         stamp = state.next_stamp()
         sources = {j: state.memory[j] for j in range(len(state.memory)) if j != i}
-        state.work.resize(state.limits.work)
-        try:
-            for group in self._groups(domain.pieces[i]):
-                drivers = [(chunk, _all_rows(chunk)) for chunk in self._load(i, group)]
-                yield from self._probed(i, drivers, sources, domain)
-            drivers = [(chunk, self._rows_in(chunk, number)) for chunk in state.direct[i]]
-            yield from self._probed(i, drivers, sources, domain)
-        finally:
-            state.work.resize(0)
+        with self._memory_to_work_in():
+            whole = [_Part(piece, 0, piece.rows) for piece in domain.pieces[i]]
+            for group in self._groups(whole):
+                with self._loaded(i, group) as chunks:
+                    for chunk in chunks:
+                        yield from self._join(i, chunk, _all_rows(chunk), sources, domain, only_earlier=False)
+            for chunk in state.direct[i]:
+                rows = self._rows_in(chunk, _Range(number, 0, 1))
+                yield from self._join(i, chunk, rows, sources, domain, only_earlier=False)
         domain.log.append((i, stamp))
         self._metrics.disk_probes += 1
-        self._count_reads()
-
-    def _probed(
-        self, i: int, drivers: Sequence[tuple[Chunk, Int32Array]], sources: dict[int, list[Chunk]], domain: Domain
-    ) -> Iterator[pa.RecordBatch]:
-        for chunk, rows in drivers:
-            yield from self._join(i, chunk, rows, sources, domain, only_earlier=False)
 
     def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Give out every result of a domain that is still missing."""
+        """Give out every result of a domain that is still missing.
+
+        The domain is gone through in as many ranges of the hash as it takes for the pieces of one range to fit in
+        memory; rows on disk lie in the order of their hash, so each is read once for every input that leads.
+        """
         state, domain = self._state, self._state.domains[number]
         stamp = state.next_stamp()
-        inputs = range(len(state.memory))
-        state.work.resize(state.limits.work)
-        try:
-            for i in inputs:
-                others = [j for j in self._chooser.order(i) if j != i]
-                for drivers in self._drivers(i, number, domain):
-                    yield from self._nested(i, drivers, others, {}, domain)
-        finally:
-            state.work.resize(0)
+        with self._memory_to_work_in():
+            total = sum(piece.bytes for pieces in domain.pieces for piece in pieces)
+            ranges = 1
+            while state.spec.is_star and ranges < _MOST_RANGES and total // ranges > state.limits.work // 4:
+                ranges *= 2
+            for place in range(ranges):
+                yield from self._join_range(domain, _Range(number, place, ranges))
         domain.joined_until = stamp
         domain.log.clear()
         domain.pending, domain.pending_since, domain.pending_low = 0, None, None
         self._metrics.catch_ups += 1
-        self._count_reads()
 
-    def _drivers(self, i: int, number: int, domain: Domain) -> Iterator[list[tuple[Chunk, Int32Array]]]:
-        """Rows of input i that arrived since the last complete join, as much at a time as memory allows."""
-        since = domain.joined_until
-        resident = [
-            (chunk, self._rows_in(chunk, number))
-            for chunk in (*self._state.memory[i], *self._state.direct[i])
-            if chunk.max_arrival >= since
-        ]
-        yield [(chunk, rows[chunk.arrivals[rows] >= since]) for chunk, rows in resident]
-        for group in self._groups([piece for piece in domain.pieces[i] if piece.max_arrival >= since]):
-            chunks = self._load(i, group)
-            yield [(chunk, np.flatnonzero(chunk.arrivals >= since).astype(np.int32)) for chunk in chunks]
+    def _join_range(self, domain: Domain, where: "_Range") -> Iterator[pa.RecordBatch]:
+        parts = [self._parts_in(pieces, where) for pieces in domain.pieces]
+        for i in range(len(parts)):
+            resident = (*self._state.memory[i], *self._state.direct[i]) drivers = [(chunk, self._rows_in(chunk, where))
+            for chunk in resident if chunk.max_arrival >= domain.joined_until] yield from self._nested(i, drivers, {},
+            parts, domain) recent = [part for part in parts[i] if part.piece.max_arrival >= domain.joined_until] for
+            group in self._groups(recent):
+                with self._loaded(i, group) as chunks:
+                    yield from self._nested(i, [(chunk, _all_rows(chunk)) for chunk in chunks], {}, parts, domain)
 
     def _nested(
         self,
         i: int,
         drivers: Sequence[tuple[Chunk, Int32Array]],
-        others: Sequence[int],
         sources: dict[int, list[Chunk]],
+        parts: Sequence[Sequence["_Part"]],
         domain: Domain,
     ) -> Iterator[pa.RecordBatch]:
-        """Load the other inputs' pieces, a group of each at a time, and join every combination of groups."""
+        """Load the other inputs' parts, a group of each at a time, and join every combination of groups."""
+        order = self._chooser.order(i)
+        if len(sources) == len(order):
+            for chunk, rows in drivers:
+                new = rows[chunk.arrivals[rows] >= domain.joined_until]
+                yield from self._join(i, chunk, new, sources, domain, only_earlier=True)
+            return
         if not any(len(rows) for _, rows in drivers):
             return
-        if len(sources) == len(others):
-            for chunk, rows in drivers:
-                yield from self._join(i, chunk, rows, sources, domain, only_earlier=True)
-            return
-        j = others[len(sources)]
+        j = order[len(sources)]
         resident = [*self._state.memory[j], *self._state.direct[j]]
-        groups = list(self._groups(domain.pieces[j])) or [[]]
-        for place, group in enumerate(groups):
-            chunks = self._load(j, group)
-            if place == 0:
-                chunks = resident + chunks
-            if chunks:
-                yield from self._nested(i, drivers, others, {**sources, j: chunks}, domain)
+        for place, group in enumerate(list(self._groups(parts[j])) or [[]]):
+            with self._loaded(j, group) as chunks:
+                found = resident + chunks if place == 0 else chunks
+                if found:
+                    yield from self._nested(i, drivers, {**sources, j: found}, parts, domain)
 
     def _join(
         self,
@@ -148,33 +144,93 @@ class DiskStages:
                 if count < len(redundant):
                     yield from self._writer.matched(result.take(~redundant) if count else result)
 
-    def _groups(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-        """Pieces that are loaded together: one input's part of the memory to work in."""
+    # ---------------------------------------------------------------- loading
+
+    @contextmanager
+    def _memory_to_work_in(self) -> Iterator[None]:
+        self._state.work.resize(self._state.limits.work)
+        try:
+            yield
+        finally:
+            self._state.work.resize(0)
+            store = self._state.store
+            self._metrics.bytes_read += store.bytes_read
+            store.bytes_read = 0
+            store.release()
+
+    def _groups(self, parts: Sequence["_Part"]) -> Iterator[list["_Part"]]:
+        """Parts that are loaded together: one input's share of the memory to work in."""
         limit = self._state.limits.work // (2 * len(self._state.memory))
-        group: list[Piece] = []
-        held = 0
-        for piece in pieces:
-            if group and held + piece.bytes > limit:
+        group: list[_Part] = []
+        held = 0.0
+        for part in parts:
+            if group and held + part.bytes > limit:
                 yield group
-                group, held = [], 0
-            group.append(piece)
-            held += piece.bytes
+                group, held = [], 0.0
+            group.append(part)
+            held += part.bytes
         if group:
             yield group
 
-    def _load(self, i: int, pieces: Sequence[Piece]) -> list[Chunk]:
-        return [self._state.store.load(i, piece) for piece in pieces]
+    @contextmanager
+    def _loaded(self, i: int, parts: Sequence["_Part"]) -> Iterator[list[Chunk]]:
+        """Parts of pieces in memory; done bits that are set meanwhile are kept."""
+        store = self._state.store
+        chunks = [store.load(i, part.piece, part.start, part.stop) for part in parts]
+        try:
+            yield chunks
+        finally:
+            for part, chunk in zip(parts, chunks, strict=True):
+                store.keep_done(part.piece, part.start, chunk)
 
-    def _rows_in(self, chunk: Chunk, number: int) -> Int32Array:
-        """The rows of a chunk that belong to a domain."""
+    def _parts_in(self, pieces: Sequence[Piece], where: "_Range") -> list["_Part"]:
+        """The rows of pieces that lie in a range of the hash: a stretch of each."""
+        if where.count == 1:
+            return [_Part(piece, 0, piece.rows) for piece in pieces]
+        parts = []
+        for piece in pieces:
+            codes = self._state.store.mapped(piece).column(0).to_numpy()
+            start, stop = self._stretch(codes, where)
+            if start < stop:
+                parts.append(_Part(piece, start, stop))
+        return parts
+
+    def _rows_in(self, chunk: Chunk, where: "_Range") -> Int32Array:
+        """The rows of a chunk in memory that belong to a range of a domain."""
         if not self._state.spec.is_star:
             return _all_rows(chunk)
         offsets = chunk.partition_offsets(self._state.spec.partitions)
-        return np.arange(offsets[number], offsets[number + 1], dtype=np.int32)
+        low, high = int(offsets[where.domain]), int(offsets[where.domain + 1])
+        start, stop = self._stretch(chunk.codes[0][low:high], where)
+        return np.arange(low + start, low + stop, dtype=np.int32)
 
-    def _count_reads(self) -> None:
-        self._metrics.bytes_read += self._state.store.bytes_read
-        self._state.store.bytes_read = 0
+    def _stretch(self, codes: Int64Array, where: "_Range") -> tuple[int, int]:
+        if where.count == 1:
+            return 0, len(codes)
+        numbers = partitions_of(codes, self._state.spec.partitions * where.count)
+        wanted = where.domain * where.count + where.place
+        return int(np.searchsorted(numbers, wanted, "left")), int(np.searchsorted(numbers, wanted, "right"))
+
+
+class _Range(NamedTuple):
+    """One of so many equal ranges of the hash of a domain."""
+
+    domain: int
+    place: int
+    count: int
+
+
+class _Part(NamedTuple):
+    """A stretch of a piece's rows."""
+
+    piece: Piece
+    start: int
+    stop: int
+
+    @property
+    def bytes(self) -> float:
+        """About what it takes in memory."""
+        return self.piece.bytes * (self.stop - self.start) / max(1, self.piece.rows)
 
 
 def is_redundant(result: Partial, log: Sequence[tuple[int, int]], joined_until: int) -> BoolArray:

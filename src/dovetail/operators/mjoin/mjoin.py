@@ -96,6 +96,7 @@ class MJoin:
         self.chooser = SequenceChooser(spec)
         self._writer = ResultWriter(spec, self._output, self.metrics, writer_bytes, limits.output // 2)
         self._stages = DiskStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
+        self._ledger.reserve("bookkeeping", self.chooser.fanout.nbytes + self.state.spilled.nbytes)
         self._late: list[tuple[str, pa.RecordBatch]] = []
         self.watermark: int | None = None
         self._greatest_time: dict[str, int] = {}
@@ -197,7 +198,7 @@ class MJoin:
         self.metrics.null_tuples += arrival.nulls.num_rows
         self.metrics.late_tuples += arrival.late.num_rows
         if arrival.late.num_rows and isinstance(self.spec.window, TimeWindow) and self.spec.window.late == "side":
-            self._late_bytes.grow(int(arrival.late.nbytes))
+            self._late_bytes.grow(int(arrival.late.get_total_buffer_size()))
             self._late.append((name, arrival.late))
         times = arrival.tuples.high
         if times is not None and times.size:
@@ -339,7 +340,10 @@ class MJoin:
             for domain in self.state.domains:
                 for piece in domain.pieces[i]:
                     if horizon is None or piece.min_low < horizon:
-                        yield from self._unmatched_in(i, self.state.store.load(i, piece), horizon)
+                        chunk = self.state.store.load(i, piece)
+                        yield from self._unmatched_in(i, chunk, horizon)
+                        self.state.store.keep_done(piece, 0, chunk)
+            self.state.store.release()
 
     def _unmatched_in(self, i: int, chunk: Chunk, horizon: int | None) -> Iterator[pa.RecordBatch]:
         expired = np.ones(len(chunk), np.bool_) if horizon is None else chunk.expired_rows(horizon)

@@ -32,6 +32,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
     for place, i, item in _held(state):
         name = f"{i}-{item.serial}"
         described[name] = {"input": i, "place": place, "level": item.level, "departure": item.departure}
+        described[name]["extremes"] = list(item.extremes)
         if item.done is not None:
             done.append((name, item.done.tobytes()))
         if name in have:
@@ -41,6 +42,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
         else:
             tables[name] = pa.Table.from_batches([chunk_table(state.spec, i, item)])
             tables[f"{name}.index"] = item.index_table()
+    state.store.release()
     names, bits = zip(*done, strict=True) if done else ((), ())
     tables["done"] = pa.table({"chunk": pa.array(names, pa.string()), "bits": pa.array(bits, pa.binary())})
     domains = [
@@ -130,4 +132,4 @@ def _chunk(state: JoinState, name: str, about: dict[str, Any], table: pa.Table, 
         tuples = tuples._replace(done=np.zeros(len(tuples.arrivals), np.bool_))
     serial = int(name.split("-")[1])
     departure = DIRECT if about["place"] == _DIRECT else about["departure"]
-    return Chunk.of_ordered(serial, tuples, state.spec.partitions, about["level"], departure, starts)
+    return Chunk.of_ordered(serial, tuples, state.spec.partitions, about["level"], departure, starts, about["extremes"])

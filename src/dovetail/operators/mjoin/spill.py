@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dovetail.errors import DovetailError, StateError
 from dovetail.kernels.bucket_index import partitions_of
-from dovetail.operators.mjoin.chunk import Chunk, Int64Array, Tuples, UInt8Array
+from dovetail.operators.mjoin.chunk import Chunk, Int64Array, Tuples, UInt8Array, get_bits, set_bits
 from dovetail.operators.mjoin.spec import MJoinSpec
 
 __all__ = ["Piece", "SpillError", "SpillStore", "chunk_table", "tuples_of"]
@@ -51,12 +51,18 @@ class Piece:
         self.file = file
         self.number = number
         self.rows = len(chunk)
-        self.bytes = chunk.nbytes
+        # The rows may be a stretch of a larger chunk, whose buffers they share.
+        self.bytes = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
         self.departure = departure
         self.max_arrival = chunk.max_arrival
         self.min_low, self.max_low = chunk.min_low, chunk.max_low
         self.done: UInt8Array | None = chunk.done
         self.level = chunk.level
+
+    @property
+    def extremes(self) -> tuple[int, int, int]:
+        """As of the chunk."""
+        return self.max_arrival, self.min_low, self.max_low
 
     @property
     def resident_bytes(self) -> int:
@@ -70,6 +76,7 @@ class SpillStore:
     def __init__(self, spec: MJoinSpec) -> None:
         self._spec = spec
         self._pieces_per_file: dict[Path, int] = {}
+        self._open: dict[Path, pa.ipc.RecordBatchFileReader] = {}
         self.bytes_read = 0
 
     def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> tuple[list[Piece], int]:
@@ -103,33 +110,54 @@ class SpillStore:
         self._pieces_per_file[path] = len(pieces)
         return pieces, written
 
-    def read_table(self, piece: Piece) -> pa.RecordBatch:
-        """The piece's record batch, in memory of its own."""
+    def mapped(self, piece: Piece) -> pa.RecordBatch:
+        """The piece's record batch, mapped: only what is looked at is read, and none of it is ours."""
         try:
-            with pa.OSFile(str(piece.file), "rb") as file:
-                batch = pa.ipc.open_file(file).get_batch(piece.number)
+            reader = self._open.get(piece.file)
+            if reader is None:
+                reader = self._open[piece.file] = pa.ipc.open_file(pa.memory_map(str(piece.file), "rb"))
+            batch = reader.get_batch(piece.number)
         except (OSError, pa.ArrowInvalid) as error:
             raise StateError(
                 f"The spill file {str(piece.file)!r} cannot be read: {error}.",
                 hint="Restore the last snapshot; spill files are not kept across restarts.",
             ) from error
+        if piece.rows != batch.num_rows:
+            raise StateError(f"The spill file {str(piece.file)!r} holds {batch.num_rows} rows, not {piece.rows}.")
+        return batch
+
+    def read_table(self, piece: Piece, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
+        """Rows of a piece, in memory of their own."""
+        mapped = self.mapped(piece)
+        rows = pa.array(np.arange(start, mapped.num_rows if stop is None else stop))
+        batch = pa.RecordBatch.from_arrays([column.take(rows) for column in mapped.columns], schema=mapped.schema)
         self.bytes_read += int(batch.nbytes)
         return batch
 
-    def load(self, i: int, piece: Piece) -> Chunk:
-        """The piece as a chunk; its done bits are the piece's own, so that setting them lasts."""
-        tuples = tuples_of(self._spec, i, self.read_table(piece))
-        if piece.rows != len(tuples.arrivals):
-            raise StateError(f"The spill file {str(piece.file)!r} holds {len(tuples.arrivals)} rows, not {piece.rows}.")
-        chunk = Chunk.of_ordered(piece.serial, tuples, self._spec.partitions, piece.level, piece.departure)
-        chunk.done = piece.done
-        return chunk
+    def load(self, i: int, piece: Piece, start: int = 0, stop: int | None = None) -> Chunk:
+        """Rows of a piece as a chunk; `keep_done` gives the done bits back that were set meanwhile."""
+        tuples = tuples_of(self._spec, i, self.read_table(piece, start, stop))
+        if piece.done is not None:
+            done = get_bits(piece.done, np.arange(start, start + len(tuples.arrivals)))
+            tuples = tuples._replace(done=done)
+        return Chunk.of_ordered(piece.serial, tuples, self._spec.partitions, piece.level, piece.departure)
+
+    @staticmethod
+    def keep_done(piece: Piece, start: int, chunk: Chunk) -> None:
+        """Take over the done bits of a loaded part."""
+        if piece.done is not None and chunk.done is not None:
+            set_bits(piece.done, start + np.flatnonzero(get_bits(chunk.done, None, len(chunk))))
+
+    def release(self) -> None:
+        """Unmap all files."""
+        self._open.clear()
 
     def drop(self, piece: Piece) -> None:
         """Forget a piece, and delete its file with the last one."""
         self._pieces_per_file[piece.file] -= 1
         if self._pieces_per_file[piece.file] == 0:
             del self._pieces_per_file[piece.file]
+            self._open.pop(piece.file, None)
             piece.file.unlink(missing_ok=True)
 
 
@@ -138,8 +166,11 @@ def chunk_table(spec: MJoinSpec, i: int, chunk: Chunk) -> pa.RecordBatch:
     names = [spec.code_columns[k] for k in spec.input_attributes[i]] + ["__arrival"]
     arrays = [pa.array(codes) for codes in chunk.codes] + [pa.array(chunk.arrivals)]
     if chunk.low is not None:
-        names += ["__low", "__high"]
-        arrays += [pa.array(chunk.low), pa.array(chunk.high)]
+        names.append("__low")
+        arrays.append(pa.array(chunk.low))
+    if chunk.high is not chunk.low:
+        names.append("__high")
+        arrays.append(pa.array(chunk.high))
     fields = [pa.field(name, pa.int64()) for name in names] + list(chunk.rows.schema)
     return pa.RecordBatch.from_arrays(arrays + chunk.rows.columns, schema=pa.schema(fields))
 
@@ -150,11 +181,11 @@ def tuples_of(spec: MJoinSpec, i: int, batch: pa.RecordBatch) -> Tuples:
     has_times = spec.window is not None
     codes = tuple(_integers(batch.column(k)) for k in range(attributes))
     arrivals = _integers(batch.column(attributes))
-    low = _integers(batch.column(attributes + 1)) if has_times else None
-    high = _integers(batch.column(attributes + 2)) if has_times else None
-    if low is not None and high is not None and np.array_equal(low, high):
-        high = low
-    first = attributes + 1 + 2 * has_times
+    low = high = _integers(batch.column(attributes + 1)) if has_times else None
+    has_both = "__high" in batch.schema.names
+    if has_both:
+        high = _integers(batch.column(attributes + 2))
+    first = attributes + 1 + has_times + has_both
     schema = spec.schemas[spec.names[i]]
     rows = pa.RecordBatch.from_arrays(batch.columns[first:], schema=schema)
     return Tuples(rows, codes, arrivals, low, high, None)

@@ -236,26 +236,33 @@ class JoinState:
 
     def purge(self, horizon: int) -> None:
         """Drop chunks and pieces that lie outside every window, and the expired half of a chunk where it is one."""
-        for i, chunks in enumerate(self.memory):
-            kept = []
-            for chunk in chunks:
-                drop = self.droppable(i, chunk, horizon)
-                count = 0 if drop is None else int(drop.sum())
-                if count == len(chunk):
-                    self._metrics.purged_rows += count
-                elif drop is not None and 2 * count >= len(chunk):
-                    self._metrics.purged_rows += count
-                    self.work.resize(min(chunk.nbytes, self.limits.work))
-                    kept.append(self._part(chunk, ~drop))
-                    self.work.resize(0)
-                else:
-                    kept.append(chunk)
-            self.memory[i] = kept
+        for i in range(len(self.memory)):
+            self.memory[i] = list(self._unexpired(i, self.memory[i], horizon))
+            if self.direct[i]:
+                for chunk in self.direct[i]:
+                    self._count_direct(chunk, -1)
+                self.direct[i] = list(self._unexpired(i, self.direct[i], horizon))
+                for chunk in self.direct[i]:
+                    self._count_direct(chunk, 1)
         for domain in self.domains:
             if domain.pending == 0:
                 self._purge_pieces(domain, horizon)
         self.account()
         self._close_empty_domains()
+
+    def _unexpired(self, i: int, chunks: Iterable[Chunk], horizon: int) -> Iterator[Chunk]:
+        """The chunks without those that have expired, nor the expired rows where they are at least half of a chunk."""
+        for chunk in chunks:
+            drop = self.droppable(i, chunk, horizon)
+            count = 0 if drop is None else int(drop.sum())
+            if drop is None or 2 * count < len(chunk):
+                yield chunk
+                continue
+            self._metrics.purged_rows += count
+            if count < len(chunk):
+                self.work.resize(min(chunk.nbytes, self.limits.work))
+                yield self._part(chunk, ~drop)
+                self.work.resize(0)
 
     def _purge_pieces(self, domain: Domain, horizon: int) -> None:
         for i, pieces in enumerate(domain.pieces):

@@ -1,0 +1,216 @@
+"""Overflow: budgets, flushing policies, the delay bound, a full disk, restarts, and keys with very many matches."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dovetail.errors import StateError
+from dovetail.operators.mjoin import MJoin, TimeWindow, mjoin_spec
+from dovetail.operators.mjoin.spill import SpillError
+from dovetail.testing.faults import python_program, run_unharmed
+from dovetail.testing.snapshots import through_storage
+
+FLUSHING = pytest.mark.parametrize("flushing", ["coordinated", "random"])
+WIDE = "x" * 200
+
+
+def expected(rows: int) -> list[tuple[str, ...]]:
+    return sorted((f"a{k}{WIDE}", f"b{k}{WIDE}", f"c{k}{WIDE}") for k in range(rows))
+
+
+def fill(join: Any, rows: int = 120) -> list[tuple[Any, ...]]:
+    """The same keys on all three inputs, in small batches that take turns."""
+    out: list[tuple[Any, ...]] = []
+    for start in range(0, rows, 10):
+        for name in "abc":
+            out += join.offer(name, *[(k, f"{name}{k}{WIDE}") for k in range(start, start + 10)])
+    return out
+
+
+@FLUSHING
+def test_everything_comes_out_exactly_once_when_most_of_it_spills(script: Any, tmp_path: Path, flushing: str) -> None:
+    join = script("abc", budget="24kB", spill_directory=tmp_path, flushing=flushing)
+    at_once = fill(join)
+    assert join.join.metrics.flushed_rows > 200
+    assert any(tmp_path.iterdir())
+    assert sorted(at_once + join.end()) == expected(120)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_coordinated_flushing_gives_more_results_before_the_end(script: Any, tmp_path: Path) -> None:
+    early = {}
+    for flushing in ("coordinated", "random"):
+        join = script("abc", budget="60kB", partitions=16, spill_directory=tmp_path / flushing, flushing=flushing)
+        out = []
+        for name in "abc":
+            out += join.offer(name, *[(k, f"{name}{k}{WIDE}") for k in range(120)])
+        early[flushing] = len(out)
+        assert sorted(out + join.end()) == expected(120)
+    assert early["coordinated"] > early["random"]
+
+
+@FLUSHING
+def test_results_of_spilled_partitions_come_within_the_delay_bound(script: Any, tmp_path: Path, flushing: str) -> None:
+    join = script("abc", budget="24kB", spill_directory=tmp_path, flushing=flushing, max_delay=50)
+    join.join.set_time(1000)
+    out = fill(join)
+    assert join.join.pending > 0
+    join.join.set_time(1049)
+    assert join.labels(join.join.step()) == []
+    join.join.set_time(1050)
+    out += join.labels(join.join.step())
+    assert join.join.pending == 0
+    assert sorted(out) == expected(120)
+    assert join.end() == []
+
+
+def test_idle_time_is_used_for_the_disk(script: Any, tmp_path: Path) -> None:
+    join = script("abc", budget="24kB", spill_directory=tmp_path, flushing="random")
+    out = fill(join)
+    while join.join.metrics.disk_probes < 12:
+        out += join.labels(join.join.step(idle=True))
+    assert sorted(out + join.end()) == expected(120)
+
+
+@FLUSHING
+def test_restart_in_the_middle_of_spilling_changes_nothing(script: Any, tmp_path: Path, flushing: str) -> None:
+    join = script("abc", budget="24kB", spill_directory=tmp_path / "first", flushing=flushing)
+    out = fill(join, 60)
+    saved = through_storage(join.join.snapshot())
+    again = script("abc", budget="24kB", spill_directory=tmp_path / "second", flushing=flushing)
+    again.join.restore(saved)
+    assert again.join.state_rows() == join.join.state_rows()
+    assert again.join.metrics.as_dict() == join.join.metrics.as_dict()
+    rest, other_rest = [], []
+    for side, collected in ((join, rest), (again, other_rest)):
+        for name in "abc":
+            collected += side.offer(name, *[(k, f"{name}{k}{WIDE}") for k in range(60, 120)])
+        collected += side.end()
+    assert rest == other_rest
+    assert sorted(out + rest) == expected(120)
+
+
+def test_snapshot_leaves_out_chunks_that_are_stored_already(script: Any) -> None:
+    join = script("ab")
+    join.offer("a", *[(k, "a") for k in range(50)])
+    first = join.join.snapshot()
+    join.offer("b", (3, "b"))
+    second = join.join.snapshot(have=frozenset(first.values["chunks"]))
+    assert sum(table.num_rows for name, table in second.tables.items() if "index" not in name) == 1
+    again = script("ab")
+    again.join.restore(second, fetch=lambda name: first.tables[name])
+    assert again.offer("b", (4, "c")) == [("a", "c")]
+    with pytest.raises(StateError, match="lacks chunk"):
+        script("ab").join.restore(second)
+
+
+def test_snapshot_of_another_join_is_refused(script: Any) -> None:
+    saved = script("ab").join.snapshot()
+    with pytest.raises(StateError, match="another join"):
+        script("ab", how="left").join.restore(saved)
+
+
+def test_damaged_spill_file_is_an_error_that_names_it(script: Any, tmp_path: Path) -> None:
+    join = script("abc", budget="24kB", spill_directory=tmp_path)
+    fill(join)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StateError, match=r"\.arrow.*cannot be read.*Restore"):
+        join.end()
+    with pytest.raises(StateError, match="did not end"):
+        join.join.snapshot()
+
+
+@FLUSHING
+def test_expired_tuples_on_disk_are_dropped_and_their_partitions_return_to_memory(
+    script: Any, tmp_path: Path, flushing: str
+) -> None:
+    window = TimeWindow(10, {name: f"t{name}" for name in "ab"})
+    join = script("ab", time=True, window=window, budget="24kB", spill_directory=tmp_path, flushing=flushing)
+    join.offer("a", *[(k, 100, f"a{k}{WIDE}") for k in range(120)])
+    join.offer("b", *[(k, 100, f"b{k}{WIDE}") for k in range(60)])
+    assert any(tmp_path.iterdir())
+    join.labels(join.join.advance(111))
+    assert join.join.state_rows() == {"a": 0, "b": 0}
+    assert list(tmp_path.iterdir()) == []
+    join.offer("a", (1, 200, "a"))
+    assert join.offer("b", (1, 200, "b")) == [("a", "b")]
+
+
+def test_key_with_a_million_matches_is_given_out_in_bounded_batches(tmp_path: Path) -> None:
+    schemas = {name: pa.schema({"k": pa.int64(), name: pa.int64()}) for name in "abc"}
+    spec = mjoin_spec(schemas, on="k", budget="400kB", spill_directory=tmp_path)
+    join = MJoin(spec)
+    for name, rows in (("a", 1000), ("b", 1000)):
+        batch = pa.record_batch({"k": [7] * rows, name: range(rows)})
+        assert list(join.offer(name, spec.with_codes(name, batch))) == []
+    count = total = 0
+    for batch in join.offer("c", spec.with_codes("c", pa.record_batch({"k": [7], "c": [1]}))):
+        assert join.size() <= 400_000
+        assert batch.nbytes <= 50_000
+        count += batch.num_rows
+        total += int(sum(batch.column("a").to_numpy()) + sum(batch.column("b").to_numpy()))
+    for name in "abc":
+        join.finish(name)
+    for batch in join.drain():
+        count += batch.num_rows
+        total += int(sum(batch.column("a").to_numpy()) + sum(batch.column("b").to_numpy()))
+    assert count == 1_000_000
+    assert total == 2 * 1000 * sum(range(1000))
+    assert join.peak_bytes <= 400_000
+
+
+FULL_DISK = """
+import resource, sys
+import pyarrow as pa
+from dovetail.operators.mjoin import MJoin, SpillError, mjoin_spec
+
+schemas = {name: pa.schema({"k": pa.int64(), name: pa.string()}) for name in "ab"}
+
+def join_of(directory):
+    spec = mjoin_spec(schemas, on="k", budget="60kB", spill_directory=directory, partitions=4)
+    return spec, MJoin(spec)
+
+def batch_of(spec, name, start, stop):
+    rows = pa.record_batch({"k": list(range(start, stop)), name: [name + str(k) + "x" * 300 for k in range(start, stop)]})
+    return spec.with_codes(name, rows)
+
+# Everything is compiled, and its code stored, before files may no longer grow.
+spec, join = join_of(sys.argv[1] + "/warm-up")
+for name in "ab":
+    list(join.offer(name, batch_of(spec, name, 0, 300)))
+    join.finish(name)
+list(join.drain())
+
+spec, join = join_of(sys.argv[1] + "/limited")
+out, hard = [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+failure = None
+for name in "ab":
+    offered = 0
+    while offered < 300:
+        try:
+            for batch in join.offer(name, batch_of(spec, name, offered, 300)):
+                out += batch.column("k").to_pylist()
+        except SpillError as error:
+            failure = str(error)
+            assert join.size() <= 60_000
+            snapshot = join.snapshot()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        offered = join.metrics.tuples_in[name]
+for name in "ab":
+    join.finish(name)
+for batch in join.drain():
+    out += batch.column("k").to_pylist()
+assert sorted(out) == list(range(300)), len(out)
+print(failure)
+"""
+
+
+def test_full_spill_directory_is_a_clear_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    said = run_unharmed(python_program(FULL_DISK, str(tmp_path))).stdout
+    assert "limited' is full" in said
+    assert "No tuple was lost" in said
+    assert issubclass(SpillError, OSError)
