@@ -92,11 +92,12 @@ class DiskStages:
 
     def _join_range(self, domain: Domain, where: "_Range") -> Iterator[pa.RecordBatch]:
         parts = [self._parts_in(pieces, where) for pieces in domain.pieces]
+        since = domain.joined_until
         for i in range(len(parts)):
-            resident = (*self._state.memory[i], *self._state.direct[i]) drivers = [(chunk, self._rows_in(chunk, where))
-            for chunk in resident if chunk.max_arrival >= domain.joined_until] yield from self._nested(i, drivers, {},
-            parts, domain) recent = [part for part in parts[i] if part.piece.max_arrival >= domain.joined_until] for
-            group in self._groups(recent):
+            resident = [c for c in (*self._state.memory[i], *self._state.direct[i]) if c.max_arrival >= since]
+            drivers = [(chunk, self._rows_in(chunk, where)) for chunk in resident]
+            yield from self._nested(i, drivers, {}, parts, domain)
+            for group in self._groups([part for part in parts[i] if part.piece.max_arrival >= since]):
                 with self._loaded(i, group) as chunks:
                     yield from self._nested(i, [(chunk, _all_rows(chunk)) for chunk in chunks], {}, parts, domain)
 

@@ -221,7 +221,7 @@ def test_state_that_does_not_fit_without_a_spill_directory_is_refused_and_nothin
 
 def test_tuple_larger_than_its_share_of_the_budget_is_refused(script: Any) -> None:
     join = script("ab", budget="40kB")
-    with pytest.raises(BudgetError, match="One tuple of input 'a'.*Raise the budget"):
+    with pytest.raises(BudgetError, match=r"One tuple of input 'a'.*Raise the budget"):
         join.offer("a", (1, "x" * 50_000))
 
 

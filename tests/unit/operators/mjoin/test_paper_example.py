@@ -105,7 +105,7 @@ def test_iterator_given_up_half_way_makes_the_operator_refuse_further_calls(thre
     saved = three.join.snapshot()
     batch = three.spec.with_codes("3", __import__("pyarrow").record_batch({"k": [7], "3": ["c"]}))
     three.join.offer("3", batch).__next__()
-    with pytest.raises(StateError, match="not exhausted.*Restore the last snapshot"):
+    with pytest.raises(StateError, match=r"not exhausted.*Restore the last snapshot"):
         three.join.snapshot()
     three.join.restore(saved)
     assert three.offer("3", (7, "c")) == [("a", "b", "c")]

@@ -174,8 +174,8 @@ def join_of(directory):
     return spec, MJoin(spec)
 
 def batch_of(spec, name, start, stop):
-    rows = pa.record_batch({"k": list(range(start, stop)), name: [name + str(k) + "x" * 300 for k in range(start, stop)]})
-    return spec.with_codes(name, rows)
+    labels = [name + str(k) + "x" * 300 for k in range(start, stop)]
+    return spec.with_codes(name, pa.record_batch({"k": list(range(start, stop)), name: labels}))
 
 # Everything is compiled, and its code stored, before files may no longer grow.
 spec, join = join_of(sys.argv[1] + "/warm-up")
