@@ -46,7 +46,7 @@ def session(master: str, root: Path) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.local.dir", str(root / "local"))
         # A lost executor is noticed in seconds, not minutes.
-        .config("spark.network.timeout", "20s")
+        .config("spark.network.timeout", "60s")
         .config("spark.executor.heartbeatInterval", "2s")
         .config("spark.shuffle.io.maxRetries", "1")
         .config("spark.shuffle.io.retryWait", "500ms")
