@@ -163,6 +163,30 @@ class ValueTable:
             capacity -= 1
         return capacity
 
+    @classmethod
+    def over(cls, slots: Int64Array, size: int, max_load: float = MAX_LOAD) -> "ValueTable":
+        """Give a table over the `slots` of another one, which may be mapped from a file and read-only.
+
+        They begin at a multiple of 64 bytes. What changes the table must not be called on read-only slots.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> table = ValueTable(10)
+        >>> table.put(np.array([7]), rows=np.array([3]))
+        >>> again = ValueTable.over(table.slots, len(table))
+        >>> again.rows_at(again.find(np.array([7]))).tolist()
+        [3]
+        """
+        table = cls.__new__(cls)
+        table._capacity, table._max_load, table._slots, table._size = size, max_load, slots, size
+        return table
+
+    @property
+    def slots(self) -> Int64Array:
+        """The table itself: a code and what is known of it, slot after slot."""
+        return self._slots
+
     def __len__(self) -> int:
         return self._size
 

@@ -9,11 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import fs
 
 from dovetail.errors import PlanError, RelationConflict, RelationError, RelationNotFound, SchemaError
 from dovetail.relation import keys, version_log
+from dovetail.relation.changes import changed_codes
 from dovetail.relation.files import RelationFiles, storage_errors
 from dovetail.relation.format import CodeKind, Manifest, Operation, RelationStats, Shard, ShardStats
 from dovetail.relation.io import Disk, IoMode
@@ -353,6 +356,10 @@ class Relation:
         ['c', 'a']
         """
         return RelationReader([self.shard(number, columns, io) for number in range(self.num_shards)])
+
+    def changed_codes(self, earlier: "Relation", codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these join codes may have other rows in this version than in another one of the same relation."""
+        return changed_codes(self._files, earlier._manifest, self._manifest, codes)
 
     def to_df(self, spark: Any) -> Any:
         """Its rows as a Spark DataFrame, one partition per shard, with the types that Spark gave it or would give it.

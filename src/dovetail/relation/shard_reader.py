@@ -136,8 +136,15 @@ class ShardReader:
 
     # ---------------------------------------------------------------- index
 
-    def lookup(self, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
         """All live rows of each code, through the index: no row is read.
+
+        Parameters
+        ----------
+        codes
+            What to look up.
+        in_order
+            The pairs come in order, whether or not that is asked for.
 
         Returns
         -------

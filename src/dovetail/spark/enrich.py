@@ -13,7 +13,7 @@ from dovetail.operators.conditions import Condition
 from dovetail.operators.spec import KeyNames, require_positive
 from dovetail.relation import Disk, IoMode, Relation
 from dovetail.spark.built_relations import relation_of
-from dovetail.spark.enrich_task import EnrichTask, LookupTask, OperatorTask, Refresh, make_operator
+from dovetail.spark.enrich_task import CACHED_STRATEGIES, EnrichTask, LookupTask, OperatorTask, Refresh, make_operator
 from dovetail.spark.explain import register
 from dovetail.spark.join_plan import JoinPlan, Routing, plan_join
 from dovetail.spark.pins import check_can_pin
@@ -126,7 +126,7 @@ def _task(plan: JoinPlan, refresh: Refresh) -> tuple[EnrichTask, Routing]:
     """What runs in the tasks, and where the rows of the stream have to go for it."""
     name = f"dovetail_enrich_{uuid.uuid4().hex[:12]}"
     if plan.strategy == "auto" and plan.has_equality and is_mapped_by_every_worker(plan.relation):
-        return LookupTask(plan.recipe, refresh, name), "none"
+        return LookupTask(plan.recipe, refresh, name, plan.budget), "none"
     strategy = plan.strategy if plan.has_equality else "mesh"
     shard_budget = Budget(max(1, plan.budget.total_bytes // plan.recipe.num_shards))
     task = OperatorTask(plan.recipe, refresh, name, strategy, plan.objective, shard_budget)
@@ -138,12 +138,15 @@ def _check_budget(plan: JoinPlan, task: OperatorTask) -> None:
     """Refuse a budget that is too small for some shard now, not in the middle of a stream."""
     recipe, sizes = plan.recipe, [shard.rows for shard in plan.relation.stats.shards]
     largest = sizes.index(max(sizes))
-    shard = plan.relation.shard(largest, recipe.relation_columns, recipe.io, include_null_keys=not recipe.on)
+    shard = task.open_shard(plan.relation, largest)
+    # With a shared cache the operator has half; whether there will be one, only tasks know.
+    parts = 2 if task.strategy in CACHED_STRATEGIES else 1
+    budget = Budget(max(1, task.shard_budget.total_bytes // parts))
     try:
-        make_operator(task.strategy, recipe.spec(shard, plan.stream_schema, task.shard_budget), task.objective)
+        make_operator(task.strategy, recipe.spec(shard, plan.stream_schema, budget), task.objective)
     except BudgetError as error:
         shards = recipe.num_shards
-        minimum = None if error.minimum_bytes is None else error.minimum_bytes * shards
+        minimum = None if error.minimum_bytes is None else error.minimum_bytes * shards * parts
         raise BudgetError(
             f"budget={format_bytes(plan.budget.total_bytes)} leaves {task.shard_budget.total_bytes} bytes for each of "
             f"the relation's {shards} shards. {error.message}",

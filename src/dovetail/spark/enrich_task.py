@@ -4,6 +4,7 @@ Two routes. `LookupTask` needs no shuffle: it maps every shard and looks tuples 
 one shard, or of none, offers them to a semi-stream operator and drains it.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from dovetail.operators.spec import JoinSpec
 from dovetail.relation import Relation
 from dovetail.relation.format import SHARD_COLUMN
 from dovetail.relation.relation_reader import RelationReader
+from dovetail.relation.shard_reader import ShardReader
+from dovetail.spark.cache_front import attached, shared_cache
 from dovetail.spark.join_recipe import JoinRecipe
 from dovetail.spark.lookup_join import MAX_ROWS, LookupJoin
 from dovetail.spark.pins import pinned_version
@@ -28,6 +31,7 @@ __all__ = ["EnrichTask", "LookupTask", "OperatorTask", "Refresh", "make_operator
 
 Refresh = Literal["query", "batch"]
 _MOST_READERS = 4
+CACHED_STRATEGIES = ("balanced", "auto")
 
 
 @dataclass
@@ -63,31 +67,44 @@ class EnrichTask:
 
 @dataclass
 class LookupTask(EnrichTask):
-    """Join the tuples of a partition, whatever their shards, by index."""
+    """Join the tuples of a partition, whatever their shards, by index.
+
+    Parameters
+    ----------
+    budget
+        What the shared cache may take, if there is one.
+    """
+
+    budget: Budget
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         relation = self.open()
-        join: LookupJoin | None = None
-        for batch in merged(batches, MAX_ROWS):
-            stream = self.recipe.stream_batch(batch)
-            if join is None:
-                reader = _READERS.get(self.recipe, relation)
-                spec = self.recipe.spec(reader, stream.schema, Budget(1))
-                join = LookupJoin(spec, reader, relation.stats.max_multiplicity)
-            for result in join.join(stream):
-                yield self.put_out(result)
+        merged_batches = merged(batches, MAX_ROWS)
+        first = next(merged_batches, None)
+        if first is None:
+            return
+        reader = _READERS.get(self.recipe, relation)
+        schema = self.recipe.stream_batch(first).schema
+        spec = self.recipe.spec(reader, schema, Budget(1))
+        cache = shared_cache(self.recipe, reader, self.budget, None)
+        with attached(cache, relation) as front:
+            join = LookupJoin(spec, front.before(reader), relation.stats.max_multiplicity, front.observe)
+            for batch in itertools.chain([first], merged_batches):
+                for result in join.join(self.recipe.stream_batch(batch)):
+                    yield self.put_out(result)
+            front.publish_if_due(reader, relation)
 
 
 @dataclass
 class OperatorTask(EnrichTask):
-    """Join the tuples of one shard with an operator.
+    """Join the tuples of one shard with an operator, those that a shared cache knows with its rows.
 
     Parameters
     ----------
     strategy, objective
         Which operator, and what it is to optimise.
     shard_budget
-        The bytes that it may hold.
+        The bytes that it and its shard's cache may hold.
     """
 
     strategy: Strategy
@@ -95,31 +112,44 @@ class OperatorTask(EnrichTask):
     shard_budget: Budget
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        operator: SemiStreamOperator | None = None
-        number = -1
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            shards = batch.column(SHARD_COLUMN)
-            if operator is None:
-                number = shards[0].as_py()
-            if pc.min_max(shards).as_py() != {"min": number, "max": number}:
-                raise InternalError(f"rows of several shards reached the task of shard {number}.")
-            stream = self.recipe.stream_batch(batch.drop_columns([SHARD_COLUMN]))
-            if operator is None:
-                relation = self.open()
-                shard = relation.shard(
-                    number, self.recipe.relation_columns, self.recipe.io, include_null_keys=not self.recipe.on
-                )
-                spec = self.recipe.spec(
-                    shard, stream.schema, self.shard_budget, {"version": relation.version, "shard": number}
-                )
-                operator = make_operator(self.strategy, spec, self.objective)
-            for result in operator.offer(stream):
-                yield self.put_out(result)
-        if operator is not None:
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return
+        relation = self.open()
+        number = first.column(SHARD_COLUMN)[0].as_py()
+        shard = self.open_shard(relation, number)
+        schema = self.recipe.stream_batch(first.drop_columns([SHARD_COLUMN])).schema
+        identity = {"version": relation.version, "shard": number}
+        cache = None
+        if self.strategy in CACHED_STRATEGIES:
+            cache = shared_cache(self.recipe, shard, Budget(self.shard_budget.total_bytes // 2), number)
+        # What a cache may take, the operator may not.
+        budget = self.shard_budget if cache is None else Budget(self.shard_budget.total_bytes // 2)
+        spec = self.recipe.spec(shard, schema, budget, identity)
+        operator = make_operator(self.strategy, spec, self.objective)
+        with attached(cache, relation) as front:
+            known = front.known_only(spec, relation)
+            for batch in itertools.chain([first], filled):
+                shards = batch.column(SHARD_COLUMN)
+                if pc.min_max(shards).as_py() != {"min": number, "max": number}:
+                    raise InternalError(f"rows of several shards reached the task of shard {number}.")
+                stream = self.recipe.stream_batch(batch.drop_columns([SHARD_COLUMN]))
+                if known is not None:
+                    hits, stream = known.split(stream)
+                    for result in known.join.join(hits):
+                        yield self.put_out(result)
+                elif cache is not None:
+                    front.count(stream)
+                for result in operator.offer(stream):
+                    yield self.put_out(result)
             for result in operator.drain():
                 yield self.put_out(result)
+            front.publish_if_due(shard, relation)
+
+    def open_shard(self, relation: Relation, number: int) -> ShardReader:
+        """A shard with what the join needs of it."""
+        return relation.shard(number, self.recipe.relation_columns, self.recipe.io, not self.recipe.on)
 
 
 def make_operator(strategy: Strategy, spec: JoinSpec, objective: Objective) -> SemiStreamOperator:

@@ -193,7 +193,7 @@ def _explained(task: EnrichTask, plan: JoinPlan) -> JoinExplanation:
 def _operator(task: OperatorTask, plan: JoinPlan) -> tuple[Plan, dict[str, int], str]:
     """What the model says of the largest shard's operator."""
     recipe, sizes = plan.recipe, [shard.rows for shard in plan.relation.stats.shards]
-    shard = plan.relation.shard(sizes.index(max(sizes)), recipe.relation_columns, recipe.io, not recipe.on)
+    shard = task.open_shard(plan.relation, sizes.index(max(sizes)))
     spec = recipe.spec(shard, plan.stream_schema, task.shard_budget)
     operator = make_operator(task.strategy, spec, task.objective)
     if isinstance(operator, AutoJoin):

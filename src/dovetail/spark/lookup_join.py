@@ -11,7 +11,7 @@ Memory
     part. Nothing is kept between batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,13 @@ from dovetail.operators.output import OutputPlan
 from dovetail.operators.protocol import CODE_COLUMN
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import Positions
-from dovetail.relation.relation_reader import RelationReader
+from dovetail.spark.shared_cache import RowIndex
 
 __all__ = ["MAX_ROWS", "LookupJoin"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+Observer = Callable[[Int64Array, Int64Array], None]
 
 MAX_ROWS = 65_536
 """The most relation rows gathered, and output rows put out, together."""
@@ -60,6 +61,8 @@ class LookupJoin:
         All shards of the relation, opened with the columns that the join needs.
     max_multiplicity
         The most rows that a code has.
+    observe
+        Told of every batch: its different codes, and how many tuples have each.
 
     Examples
     --------
@@ -75,11 +78,14 @@ class LookupJoin:
     [(2, 'Oslo'), (2, 'Bergen'), (7, None), (1, 'Rome')]
     """
 
-    def __init__(self, spec: JoinSpec, reader: RelationReader, max_multiplicity: int) -> None:
+    def __init__(
+        self, spec: JoinSpec, reader: RowIndex, max_multiplicity: int, observe: Observer | None = None
+    ) -> None:
         self.spec = spec
         self.metrics = OperatorMetrics()
         self.plan = OutputPlan(spec)
         self._reader = reader
+        self._observe = observe
         self._max_multiplicity = max(1, max_multiplicity)
         self._stream_names = spec.stream_columns.names
 
@@ -117,6 +123,8 @@ class LookupJoin:
         self.metrics.stream_tuples_in += codes.size
         self.metrics.null_key_tuples += 0 if keyed is None else codes.size - keyed.size
         self.metrics.lookups += distinct.size
+        if self._observe is not None:
+            self._observe(distinct, np.bincount(numbers, minlength=distinct.size))
         # The pairs of a query follow one another, whatever the order of the queries.
         starts = np.flatnonzero(np.diff(queries, prepend=-1))
         firsts_of, counts_of = np.zeros(distinct.size, np.int64), np.zeros(distinct.size, np.int64)
@@ -160,12 +168,11 @@ class LookupJoin:
                 # One more pair, with no row, for all who have none.
                 first, counts = np.where(has_match, first, row_of_pair.size), np.maximum(counts, 1)
                 row_of_pair = np.append(row_of_pair, -1)
+            pieces = expand_in_pieces(first, counts, row_of_pair, MAX_ROWS)
             if self._max_multiplicity == 1:
                 # No tuple has two rows, and a batch has at most as many tuples as may be put out together.
-                tuples = np.flatnonzero(counts)
-                pieces = iter([(tuples, row_of_pair[first[tuples]])] if tuples.size else [])
-            else:
-                pieces = expand_in_pieces(first, counts, row_of_pair, MAX_ROWS)
+                own = np.flatnonzero(counts)
+                pieces = iter([(own, row_of_pair[first[own]])] if own.size else [])
             for tuples, pairs in pieces:
                 yield self._counted(self.plan.joined(side, tuples, rows, pairs))
             return

@@ -1,0 +1,393 @@
+"""The cache that the workers of a host share: relation rows of the join values that are asked for most.
+
+Python workers have no affinity to shards and die when idle, so nothing that a worker learns by itself lasts. The cache
+is a sequence of immutable *generations*, files in the directory that Spark removes with the application. A task maps
+the newest one when it starts and lets go of it when it ends; what it is asked for it counts privately. A task that ends
+and has counted enough becomes the publisher, if no other worker is: it writes the next generation and gives it its
+name. A worker that is killed leaves a draft that the next publisher removes, and locks that the kernel releases.
+
+Memory
+    The budget is for the files of the newest generation and the one before, which tasks may still have mapped, and for
+    the counters of all workers. A publisher that finds an older one still mapped does not publish.
+Which version
+    A generation is of one version of the relation. When a task sees another version, the values whose rows did not
+    change are carried over into a new generation; until there is one, the task does without.
+"""
+
+import fcntl
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.errors import RelationError
+from dovetail.kernels.value_table import MAX_COUNT, ValueTable
+from dovetail.relation import Relation
+from dovetail.spark.cache_file import FOOTER_BYTES, Generation, GenerationWriter
+
+__all__ = ["CachedReader", "RowIndex", "SharedCache", "local_directory"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_GENERATION_SHARE = 3 / 8  # of the budget, for each of two generations
+_COUNTER_SHARE = 1 / 8  # for the counters of all workers; the rest is for what a publisher needs
+_BATCH_ROWS = 65_536
+_FEWEST_BATCHES = 16  # in a full generation, so that little stays unused at its end
+_LEAST_TUPLES = 20_000
+_WORTHWHILE_GAIN = 1.05
+_FEWEST_VALUES = 64
+_MOST_COUNTERS = 8
+
+
+class RowIndex(Protocol):
+    """What a join by index needs of a relation, of one shard of it, or of a cache."""
+
+    schema: pa.Schema
+
+    def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]: ...
+    def count(self, codes: Int64Array) -> Int64Array: ...
+    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]: ...
+
+
+def local_directory() -> Path | None:
+    """Where this worker may keep files for as long as the application runs."""
+    named = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return Path(named) / "dovetail-cache" if named and os.path.isdir(named) else None
+
+
+class _Counter:
+    """How often this worker was asked for which codes: a bounded table; the rarer half goes when it is full."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._table = ValueTable(max(_FEWEST_VALUES, ValueTable.capacity_within(size_bytes)))
+        self.tuples = 0
+        self.due_at = _LEAST_TUPLES
+
+    def add(self, codes: Int64Array, counts: Int64Array) -> None:
+        """Count different codes, each so many times."""
+        self.tuples += int(counts.sum())
+        found = self._table.find(codes)
+        known = found >= 0
+        before = self._table.frequencies_at(found[known])
+        self._table.put(codes[known], frequencies=before + counts[known])
+        codes, counts = codes[~known], counts[~known]
+        while codes.size:
+            room = self._table.capacity - len(self._table)
+            self._table.put(codes[:room], frequencies=counts[:room])
+            codes, counts = codes[room:], counts[room:]
+            if codes.size:
+                self._halve()
+
+    def items(self) -> tuple[Int64Array, Int64Array]:
+        """The codes, in random order, and how often they were asked for.
+
+        Not in the order of the table, which is that of their hashes: whoever takes some of several that are asked for
+        equally often would choose by hash, and fill part of the next table to the brim.
+        """
+        values = self._table.items()
+        order = np.random.default_rng(len(self._table)).permutation(values.codes.size)
+        return values.codes[order], values.frequencies[order]
+
+    def begin_anew(self) -> None:
+        """Forget what was counted, and count twice as long as before, up to a point."""
+        self.due_at = min(2 * max(self.due_at, _LEAST_TUPLES), 64 * self._table.capacity)
+        self._table = ValueTable(self._table.capacity)
+        self.tuples = 0
+
+    def _halve(self) -> None:
+        codes, frequencies = self.items()
+        kept = np.argsort(frequencies)[codes.size // 2 + 1 :]
+        self._table = ValueTable(self._table.capacity)
+        self._table.put(codes[kept], frequencies=frequencies[kept])
+
+
+_COUNTERS: OrderedDict[str, _Counter] = OrderedDict()
+
+
+@dataclass
+class SharedCache:
+    """The cache of one relation, or of one shard of it, as one task sees it.
+
+    Parameters
+    ----------
+    directory
+        Where its generations are: one directory for each relation, set of columns, and shard.
+    budget_bytes
+        The most bytes that its files and counters may take, those of all workers together.
+    workers
+        How many workers share it.
+    """
+
+    directory: Path
+    budget_bytes: int
+    workers: int
+
+    def __post_init__(self) -> None:
+        self.generation: Generation | None = None
+        self.directory.mkdir(parents=True, exist_ok=True)
+        key = str(self.directory)
+        if key not in _COUNTERS:
+            _COUNTERS[key] = _Counter(int(_COUNTER_SHARE * self.budget_bytes / max(1, self.workers)))
+        _COUNTERS.move_to_end(key)
+        while len(_COUNTERS) > _MOST_COUNTERS:
+            _COUNTERS.popitem(last=False)
+        self._counter = _COUNTERS[key]
+
+    @property
+    def generation_bytes(self) -> int:
+        """The most bytes of one generation."""
+        return int(self.budget_bytes * _GENERATION_SHARE)
+
+    @contextmanager
+    def attached(self, relation: Relation) -> Iterator["SharedCache"]:
+        """Map the newest generation for the time of a task, if there is one of this version."""
+        self.generation = self._attach(relation)
+        try:
+            yield self
+        finally:
+            self._detach()
+
+    def _attach(self, relation: Relation) -> Generation | None:
+        for path in reversed(self._generations()):
+            generation = Generation.attach(path)
+            if generation is None:
+                continue
+            if generation.version == relation.version:
+                return generation
+            is_older = generation.version < relation.version
+            generation.close()
+            if is_older and self._carry_over(relation):
+                return self._attach(relation)
+            return None
+        return None
+
+    def _detach(self) -> None:
+        if self.generation is not None:
+            self.generation.close()
+            self.generation = None
+
+    # ---------------------------------------------------------------- learning
+
+    def learn(self, codes: Int64Array, counts: Int64Array) -> None:
+        """Count different codes that the stream had, each so many times."""
+        self._counter.add(codes, counts)
+
+    def publish_if_due(self, reader: RowIndex, relation: Relation, row_bytes: float) -> bool:
+        """At the end of a task: write the next generation if it would serve clearly more than this one does."""
+        counter = self._counter
+        if counter.tuples < counter.due_at:
+            return False
+        codes, frequencies = self._wanted(row_bytes, relation)
+        counter.begin_anew()
+        if codes.size == 0:
+            return False
+        with self._publishing() as is_publisher:
+            if not is_publisher:
+                return False
+            known, self.generation = self.generation, None
+            try:
+                return self._write(codes, frequencies, reader, relation, row_bytes, known)
+            finally:
+                if known is not None:
+                    known.close()
+
+    def _wanted(self, row_bytes: float, relation: Relation) -> tuple[Int64Array, Int64Array]:
+        """The values that the next generation should have, most wanted first; none if this one is good enough."""
+        codes, frequencies = self._counter.items()
+        stats = relation.stats
+        rows_per_value = stats.rows / max(1, stats.distinct_codes)
+        room = int((self.generation_bytes - FOOTER_BYTES) / GenerationWriter.value_bytes(row_bytes, rows_per_value))
+        if self.generation is None:
+            order = np.argsort(-frequencies, kind="stable")[:room]
+            return codes[order], frequencies[order]
+        old = self.generation.values.items()
+        served_now = int(frequencies[self.generation.find(codes) >= 0].sum())
+        # What was learnt before counts half.
+        everything = np.concatenate([codes, old.codes])
+        all_codes, numbers = np.unique(everything, return_inverse=True)
+        weights = np.bincount(numbers, np.concatenate([frequencies, old.frequencies / 2]))
+        order = np.argsort(-weights, kind="stable")[:room]
+        chosen = np.isin(codes, all_codes[order])
+        if frequencies[chosen].sum() < _WORTHWHILE_GAIN * served_now:
+            return codes[:0], frequencies[:0]
+        return all_codes[order], weights[order].astype(np.int64)
+
+    # ---------------------------------------------------------------- publishing
+
+    def _generations(self) -> list[Path]:
+        """The generations, oldest first."""
+        with suppress(FileNotFoundError):
+            return sorted(self.directory.glob("generation-*"))
+        return []
+
+    @contextmanager
+    def _publishing(self) -> Iterator[bool]:
+        """Be the only publisher, or not at all; leaves room for one more generation."""
+        try:
+            lock = os.open(self.directory / "publisher.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            # The application ends, or its disk is full: a cache is not worth a failure.
+            yield False
+            return
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            for draft in self.directory.glob("draft-*"):
+                draft.unlink(missing_ok=True)
+            older = self._generations()[:-1]
+            removed = [self._remove(path) for path in older]
+            yield all(removed)
+        finally:
+            os.close(lock)
+
+    @staticmethod
+    def _remove(path: Path) -> bool:
+        """Remove a generation, unless a task still has it mapped."""
+        with suppress(FileNotFoundError):
+            lock = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+            except BlockingIOError:
+                return False
+            finally:
+                os.close(lock)
+        return True
+
+    def _write(
+        self,
+        codes: Int64Array,
+        frequencies: Int64Array,
+        reader: RowIndex,
+        relation: Relation,
+        row_bytes: float,
+        known: Generation | None,
+    ) -> bool:
+        """Write a generation of these values, as far as they fit, and make it the newest."""
+        draft = self.directory / f"draft-{uuid.uuid4().hex}"
+        try:
+            writer = GenerationWriter(draft, self.generation_bytes, codes.size, reader.schema, relation.version)
+            try:
+                self._add_values(writer, codes, frequencies, reader, row_bytes, known)
+                writer.finish()
+            finally:
+                writer.give_up()
+            number = int(self._generations()[-1].name.partition("-")[2]) + 1 if self._generations() else 1
+            os.rename(draft, self.directory / f"generation-{number:08d}")
+        except OSError:
+            # No room on the disk, or no disk any more: what there is stays.
+            draft.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _add_values(
+        self,
+        writer: GenerationWriter,
+        codes: Int64Array,
+        frequencies: Int64Array,
+        reader: RowIndex,
+        row_bytes: float,
+        known: Generation | None,
+    ) -> None:
+        order = np.argsort(codes)
+        codes, frequencies = codes[order], frequencies[order]
+        source: RowIndex = reader if known is None else CachedReader(reader, known)
+        counts = source.count(codes)
+        kept = counts <= MAX_COUNT - 1
+        codes, frequencies, counts = codes[kept], frequencies[kept], counts[kept]
+        ends = np.cumsum(np.maximum(counts, 1))
+        batch_rows = min(_BATCH_ROWS, max(1, int(self.generation_bytes / _FEWEST_BATCHES / max(1.0, row_bytes))))
+        start = 0
+        while start < codes.size:
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + batch_rows, side="right")))
+            part = slice(start, stop)
+            rows = rows_in_order(source, codes[part])
+            if not writer.add(codes[part], counts[part], frequencies[part], rows):
+                return
+            start = stop
+
+    def _carry_over(self, relation: Relation) -> bool:
+        """Make a generation of another version one of this version, without the values whose rows have changed."""
+        with self._publishing() as is_publisher:
+            newest = self._generations()
+            generation = Generation.attach(newest[-1]) if is_publisher and newest else None
+            if generation is None:
+                return False
+            try:
+                if generation.version == relation.version:
+                    return True
+                codes, _, _, frequencies = generation.values.items()
+                try:
+                    earlier = Relation.open(relation.path, generation.version, relation.filesystem)
+                    same = ~relation.changed_codes(earlier, codes)
+                except RelationError:
+                    same = np.zeros(codes.size, np.bool_)
+                row_bytes = generation.nbytes / max(1, generation.num_rows)
+                return self._write(codes[same], frequencies[same], generation, relation, row_bytes, None)
+            finally:
+                generation.close()
+
+
+class CachedReader:
+    """A relation's reader with a generation of its cache before it.
+
+    Positions of the generation come first, those of the relation after them.
+    """
+
+    def __init__(self, reader: RowIndex, generation: Generation) -> None:
+        self._reader, self._generation = reader, generation
+        self.schema: pa.Schema = reader.schema
+
+    def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
+        """Pairs (which of ``codes``, where); not by query, whatever `in_order` says, but those of a query together."""
+        found = self._generation.find(codes)
+        hits, misses = np.flatnonzero(found >= 0), np.flatnonzero(found < 0)
+        queries, positions = self._generation.lookup(codes[hits])
+        if not misses.size:
+            return hits[queries], positions
+        missed, places = self._reader.lookup(codes[misses], in_order=False)
+        return (
+            np.concatenate([hits[queries], misses[missed]]),
+            np.concatenate([positions, places + self._generation.num_rows]),
+        )
+
+    def count(self, codes: Int64Array) -> Int64Array:
+        """The number of rows of each code."""
+        found = self._generation.find(codes)
+        misses = np.flatnonzero(found < 0)
+        counts = self._generation.count(codes)
+        counts[misses] = self._reader.count(codes[misses])
+        return counts
+
+    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows at ascending positions, in pieces."""
+        split = int(np.searchsorted(positions, self._generation.num_rows))
+        yield from self._generation.gather_ascending(positions[:split])
+        for first, batch in self._reader.gather_ascending(positions[split:] - self._generation.num_rows):
+            yield first + split, batch
+
+
+def rows_in_order(source: RowIndex, codes: Int64Array) -> pa.RecordBatch:
+    """All rows of codes, in the order of the codes."""
+    queries, positions = source.lookup(codes)
+    by_query = np.argsort(queries, kind="stable")
+    positions = positions[by_query]
+    order = np.argsort(positions, kind="stable")
+    pieces = [batch for _, batch in source.gather_ascending(positions[order])]
+    if not pieces:
+        return pa.RecordBatch.from_pylist([], schema=source.schema)
+    back = np.empty_like(order)
+    back[order] = np.arange(order.size)
+    return pa.concat_batches(pieces).take(pa.array(back))
