@@ -186,7 +186,7 @@ class DiskStages:
 
     def _parts_in(self, pieces: Sequence[Piece], where: "_Range") -> list["_Part"]:
         """The rows of pieces that lie in a range of the hash: a stretch of each."""
-        if where.count == 1:
+        if where.ranges == 1:
             return [_Part(piece, 0, piece.rows) for piece in pieces]
         parts = []
         for piece in pieces:
@@ -206,10 +206,10 @@ class DiskStages:
         return np.arange(low + start, low + stop, dtype=np.int32)
 
     def _stretch(self, codes: Int64Array, where: "_Range") -> tuple[int, int]:
-        if where.count == 1:
+        if where.ranges == 1:
             return 0, len(codes)
-        numbers = partitions_of(codes, self._state.spec.partitions * where.count)
-        wanted = where.domain * where.count + where.place
+        numbers = partitions_of(codes, self._state.spec.partitions * where.ranges)
+        wanted = where.domain * where.ranges + where.place
         return int(np.searchsorted(numbers, wanted, "left")), int(np.searchsorted(numbers, wanted, "right"))
 
 
@@ -218,7 +218,7 @@ class _Range(NamedTuple):
 
     domain: int
     place: int
-    count: int
+    ranges: int
 
 
 class _Part(NamedTuple):

@@ -329,6 +329,12 @@ def _check_output(spec: MJoinSpec) -> None:
     owner: dict[str, str] = {}
     for attribute in spec.attributes:
         for column in attribute.columns[attribute.inputs[0]]:
+            if column in owner:
+                raise PlanError(
+                    f"Inputs {owner[column]!r} and {attribute.inputs[0]!r} both have a join column {column!r}, of two "
+                    "different join attributes.",
+                    hint="Rename one of the two.",
+                )
             owner[column] = attribute.inputs[0]
     key_columns = {(n, c) for a in spec.attributes for n, columns in a.columns.items() for c in columns}
     names = spec.names[:1] if spec.how in ("semi", "anti") else spec.names
