@@ -68,6 +68,10 @@ bench-relation: setup  ## build, scan, lookup and upsert against Spark, a plain 
 bench-operators: setup  ## the semi-stream joins against each other, DuckDB and their cost models
 	@$(RUN) python benchmarks/operators.py $(ARGS)
 
+.PHONY: bench-multiway
+bench-multiway: setup  ## three streams joined on Spark, against Spark's own chain of joins and no join at all
+	@$(RUN) python benchmarks/multiway.py $(ARGS)
+
 .PHONY: clean
 clean:  ## remove .venv, caches and everything else that was made here
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info \

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
     from dovetail.spark.enrich import enrich
     from dovetail.spark.explain import explain
     from dovetail.spark.flow import stream
+    from dovetail.spark.multi_join import multi_join
 
 __version__ = "0.1.0"
 
-__all__ = ["Relation", "SimulatedDisk", "__version__", "calibrate", "enrich", "errors", "explain", "sinks", "stream"]
+__all__ = [
+    "Relation",
+    "SimulatedDisk",
+    "__version__",
+    "calibrate",
+    "enrich",
+    "errors",
+    "explain",
+    "multi_join",
+    "sinks",
+    "stream",
+]
 
 _HOME = {
     "Relation": "dovetail.relation",
@@ -31,6 +43,7 @@ _HOME = {
     "enrich": "dovetail.spark.enrich",
     "explain": "dovetail.spark.explain",
     "sinks": "dovetail.spark.sinks",
+    "multi_join": "dovetail.spark.multi_join",
     "stream": "dovetail.spark.flow",
 }
 

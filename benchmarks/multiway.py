@@ -1,0 +1,239 @@
+"""A join of three streams on Spark: ours, Spark's own chain of stream-stream joins, and what no join at all would cost.
+
+Axes
+----
+- *Rows* per stream and micro-batch: 100,000 and 300,000 (``--rows``).
+- *Plan*: ``dovetail`` (`multi_join`, Parquet-free: its sink is ``noop``; its state is durable in every micro-batch);
+  ``spark``, a chain of two stream-stream joins with the default state store, and ``spark-rocksdb`` with RocksDB and its
+  changelog, both also with ``stateFormatVersion`` 4 (``--spark-formats``); ``ceiling``: the union of the three streams,
+  a shuffle by key, ``mapInArrow`` that gives rows of the result's width, an observation, and the ``noop`` sink.
+
+Every key comes once per stream; event time advances by a second per micro-batch, and rows join that are at most two
+seconds apart, so that state is that of the last five or so micro-batches. Times are medians of Spark's own
+``triggerExecution`` over the micro-batches after the first six. Every plan runs in a session of its own, one after the
+other; ratios are of one run.
+
+Bars
+----
+- at 100,000: at least 0.7 of the ceiling and 5 times Spark's best;
+- at 300,000: at least 8 times Spark's best, with at most a third of its state bytes.
+
+``--quick`` takes 100,000 rows and 8 micro-batches. Exit status 0 whatever the outcome.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+STREAMS = ("a", "b", "c")
+WARM_UP = 6
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def session(**conf: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("bench-multiway")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.driver.memory": "8g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        **conf,
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def stream(spark: Any, name: str, rows: int) -> Any:
+    from pyspark.sql import functions as F
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    return (
+        source.option("advanceMillisPerBatch", 1000)
+        .load()
+        .select(
+            F.pmod(F.xxhash64("value"), F.lit(10**12)).alias("k"),
+            F.col("value").alias(f"v{name}"),
+            F.col("timestamp").alias(f"t{name}"),
+        )
+        .withWatermark(f"t{name}", "2 seconds")
+    )
+
+
+def run_dovetail(rows: int, batches: int, checkpoint: str) -> tuple[list[int], int]:
+    import dovetail as dt
+
+    spark = session()
+    flow = dt.multi_join(
+        {name: stream(spark, name, rows) for name in STREAMS},
+        on="k",
+        window="2 seconds",
+        time={name: f"t{name}" for name in STREAMS},
+        budget="2GB",
+    )
+    query = flow.write(dt.sinks.noop(), checkpoint=checkpoint)
+    times = watch(query, batches)
+    progress = query.progress
+    query.stop()
+    assert progress is not None
+    assert progress.operators[0].totals.output_rows > 0
+    return times, _state_bytes(Path(checkpoint))
+
+
+def _state_bytes(checkpoint: Path) -> int:
+    """Bytes of the files that the last commit names."""
+    last = max((checkpoint / "dovetail" / "commits").glob("[0-9]*.json"))
+    shards = json.loads(last.read_text())["operators"]["1-multi_join"]
+    return sum(file["bytes"] for shard in shards for file in shard["files"])
+
+
+def run_spark(rows: int, batches: int, checkpoint: str, provider: str, state_format: str) -> tuple[list[int], int]:
+    from pyspark.sql import functions as F
+
+    conf = {"spark.sql.streaming.join.stateFormatVersion": state_format}
+    if provider == "rocksdb":
+        conf["spark.sql.streaming.stateStore.providerClass"] = ROCKSDB
+        conf["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] = "true"
+    spark = session(**conf)
+    a, b, c = (stream(spark, name, rows) for name in STREAMS)
+
+    def near(left: str, right: str) -> Any:
+        return F.expr(f"{right} between {left} - interval 2 seconds and {left} + interval 2 seconds")
+
+    b, c = b.withColumnRenamed("k", "kb"), c.withColumnRenamed("k", "kc")
+    two = a.join(b, (F.col("k") == F.col("kb")) & near("ta", "tb")).drop("kb")
+    three = two.join(c, (F.col("k") == F.col("kc")) & near("ta", "tc")).drop("kc")
+    query = three.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    times = watch(query, batches)
+    operators = query.lastProgress["stateOperators"]
+    query.stop()
+    return times, sum(operator["memoryUsedBytes"] for operator in operators)
+
+
+def run_ceiling(rows: int, batches: int, checkpoint: str) -> tuple[list[int], int]:
+    from pyspark.sql import functions as F
+
+    spark = session()
+    parts = [stream(spark, n, rows).select("k", F.col(f"v{n}").alias("v"), F.col(f"t{n}").alias("t")) for n in STREAMS]
+    union = parts[0].union(parts[1]).union(parts[2])
+
+    def widen(arrived: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in arrived:
+            # A third as many rows, each of the result's width.
+            third = batch.slice(0, batch.num_rows // len(STREAMS))
+            k, v, t = third.columns
+            yield pa.RecordBatch.from_arrays([k, v, t, v, t, v, t], names=["k", "va", "ta", "vb", "tb", "vc", "tc"])
+
+    schema = "k long, va long, ta timestamp, vb long, tb timestamp, vc long, tc timestamp"
+    mapped = union.repartition(2, "k").mapInArrow(widen, schema).observe("seen", F.count(F.lit(1)).alias("rows"))
+    query = mapped.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    times = watch(query, batches)
+    query.stop()
+    return times, 0
+
+
+def watch(query: Any, batches: int) -> list[int]:
+    """Milliseconds of the micro-batches after the first few."""
+    give_up_at = time.monotonic() + 600
+    while (query.lastProgress or {"batchId": -1})["batchId"] < WARM_UP + batches:
+        if query.exception() is not None:
+            raise query.exception()
+        if time.monotonic() > give_up_at:
+            break
+        time.sleep(0.1)
+    progress = [p for p in query.recentProgress if p["batchId"] >= WARM_UP and p["numInputRows"]]
+    return sorted(int(p["durationMs"]["triggerExecution"]) for p in progress)
+
+
+def run_one(plan: str, rows: int, batches: int) -> None:
+    """Run one plan in this process, and print what was measured as JSON."""
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = f"{directory}/checkpoint"
+        if plan == "dovetail":
+            times, state = run_dovetail(rows, batches, checkpoint)
+        elif plan == "ceiling":
+            times, state = run_ceiling(rows, batches, checkpoint)
+        else:
+            _, provider, state_format = plan.split("-")
+            times, state = run_spark(rows, batches, checkpoint, provider, state_format)
+    print(json.dumps({"plan": plan, "rows": rows, "times_ms": times, "state_bytes": state}), flush=True)
+
+
+def measure(plan: str, rows: int, batches: int) -> dict[str, Any]:
+    """Run one plan in a process of its own."""
+    command = [sys.executable, __file__, "--one", plan, "--rows", str(rows), "--batches", str(batches)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{plan} at {rows:,} rows failed:\n{done.stderr[-3000:]}")
+    measured: dict[str, Any] = json.loads(lines[-1])
+    times = measured["times_ms"]
+    measured["median_ms"] = times[len(times) // 2]
+    measured["tuples_per_s"] = len(STREAMS) * rows / measured["median_ms"] * 1000
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 300_000])
+    parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--spark-formats", nargs="+", default=["2", "4"])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run_one(options.one, options.rows[0], options.batches)
+        return
+    rows_of = [100_000] if options.quick else options.rows
+    batches = 8 if options.quick else options.batches
+    formats = options.spark_formats[:1] if options.quick else options.spark_formats
+    # Version 4 keeps its state in RocksDB only.
+    sparks = [f"spark-{p}-{f}" for f in formats for p in ("default", "rocksdb") if not (f == "4" and p == "default")]
+    console, results = Console(width=120), []
+    for rows in rows_of:
+        table = Table(title=f"Three streams, {rows:,} rows each per micro-batch")
+        for column in ("plan", "median ms", "tuples/s", "state bytes", "ours / theirs", "bar", ""):
+            table.add_column(column, justify="left" if column == "plan" else "right")
+        measured = [measure(plan, rows, batches) for plan in ("dovetail", "ceiling", *sparks)]
+        results += measured
+        ours = measured[0]
+        best = max(measured[2:], key=lambda m: float(m["tuples_per_s"]))
+        for each in measured:
+            ratio = ours["tuples_per_s"] / each["tuples_per_s"]
+            bar = {"ceiling": 0.7, best["plan"]: 5.0 if rows < 300_000 else 8.0}.get(each["plan"])
+            table.add_row(
+                each["plan"],
+                f"{each['median_ms']:,}",
+                f"{each['tuples_per_s']:,.0f}",
+                f"{each['state_bytes']:,}" if each["state_bytes"] else "",
+                "" if each is ours else f"{ratio:.2f}",
+                "" if bar is None else f">= {bar}",
+                "" if bar is None else "met" if ratio >= bar else "NOT met",
+            )
+        console.print(table)
+        console.print(f"state: ours / that of {best['plan']} = {ours['state_bytes'] / best['state_bytes']:.2f}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
