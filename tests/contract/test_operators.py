@@ -32,7 +32,7 @@ from dovetail.relation import Relation
 from dovetail.testing.batches import stream_batches, with_codes
 from dovetail.testing.driver import Driver, drive
 from dovetail.testing.oracle import join_oracle, join_oracle_by_tuple
-from dovetail.testing.rows import assert_same_rows, rows_of
+from dovetail.testing.rows import assert_same_groups, assert_same_rows, rows_of
 from dovetail.testing.shard import MemoryShard
 from dovetail.testing.snapshots import through_storage
 
@@ -352,6 +352,57 @@ def test_iterator_that_is_given_up_loses_and_repeats_nothing(kind: str) -> None:
         output.extend(batch for _, batch in zip(range(1), iterator, strict=False))
         iterator.close()  # type: ignore[attr-defined]
     assert_same_rows(rows_of(output), join_oracle(stream, relation, "id", "inner", select=["city"]))
+
+
+def give_up_after_every_batch(operator: SemiStreamOperator, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Take one batch of every iterator and give it up, until everything was accepted and nothing comes any more."""
+    output: list[pa.RecordBatch] = []
+
+    def take_one(iterator: Any) -> int:
+        taken = list(itertools.islice(iterator, 1))
+        iterator.close()
+        output.extend(taken)
+        return len(taken)
+
+    for batch in batches:
+        while batch.num_rows:
+            before = operator.metrics.stream_tuples_in
+            take_one(operator.offer(batch))
+            batch = batch.slice(operator.metrics.stream_tuples_in - before)
+        take_one(operator.step())
+    while take_one(operator.drain()):
+        pass
+    assert operator.pending == 0
+    return output
+
+
+@EVERY_JOIN_TYPE
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("extra_bytes", [0, 30_000])
+def test_giving_up_every_iterator_loses_and_repeats_nothing(
+    kind: str, how: Any, ordered: bool, extra_bytes: int
+) -> None:
+    """Tuples and rows are of very different lengths, so that what is planned as one batch must often be split."""
+    relation = [
+        {"id": number % 12, "city": "x" * (number % 7) ** 3, "since": 0, "until": 0}
+        for number in range(60)
+        if number % 12 not in (3, 4)
+    ]
+    lengths = [1, 400, 3, 0, 90, 700, 2]
+    stream = [
+        {"id": None if number % 9 == 4 else number % 14, "t": number, "note": "y" * lengths[number % 7]}
+        for number in range(160)
+    ]
+    schema = STREAM_SCHEMA.append(pa.field("note", pa.string()))
+    spec = spec_of(relation, schema, how=how, select=("city",), ordered=ordered, block_rows=5)
+    budget = minimum_of(kind, spec) + 6_000 + extra_bytes
+    operator = OPERATORS[kind](replace(spec, budget=Budget(budget)))
+    batches = [batch_of(stream[start : start + 40], schema) for start in range(0, len(stream), 40)]
+    rows = rows_of(give_up_after_every_batch(operator, batches))
+    if ordered:
+        assert_same_groups(rows, join_oracle_by_tuple(stream, relation, "id", how, select=["city"]))
+    else:
+        assert_same_rows(rows, join_oracle(stream, relation, "id", how, select=["city"]))
 
 
 def test_next_call_is_refused_while_an_iterator_is_unfinished(kind: str) -> None:

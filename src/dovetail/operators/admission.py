@@ -133,10 +133,6 @@ class Admission(JoinCore):
         most = self.results.max_rows if self.spec.ordered else MAX_BATCH_ROWS
         return min(max(room, _FEWEST_ADMITTED), most)
 
-    def _give_up_extras(self) -> bool:
-        """Let go of memory that results do not depend on, where tuples need it; False if there is none."""
-        return False
-
     # ================================================================ accepting
 
     def _accept(self, offered: Offered, may_drop: bool) -> Iterator[pa.RecordBatch]:

@@ -294,11 +294,11 @@ class CachedMeshJoin(MeshJoin):
         return room if room >= least else 0
 
     def _give_up_extras(self) -> bool:
-        held_bytes = self._other_bytes("held", "shedding")
-        if held_bytes == 0 or self.pending:
+        if self._other_bytes("held", "shedding") == 0:
             return False
         self.metrics.cache_evictions += len(self._cache)
-        self._replace_window(None)
+        if not self.pending:
+            self._replace_window(None)
         self._forget_cache()
         return True
 

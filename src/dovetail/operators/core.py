@@ -197,7 +197,10 @@ class JoinCore:
         """Read rows of the relation; fewer where they turn out so large that they do not fit."""
         block, size_bytes = self._read(start, rows)
         wanted_bytes = max(size_bytes, self._memory.block_bytes)
-        if wanted_bytes - self._block_account.held_bytes > self._ledger.free_bytes:
+        if (
+            wanted_bytes + self._output_room(block, size_bytes) - self._block_account.held_bytes
+            > self._ledger.free_bytes
+        ):
             if self._pairs_done:
                 # Joined in part: a shorter block would count other pairs, and results would be lost or repeated.
                 needed = self._ledger.held_bytes - self._block_account.held_bytes + wanted_bytes
@@ -209,8 +212,20 @@ class JoinCore:
                 )
             if rows > 1:
                 return self._read_block(start, rows // 2)
+            if wanted_bytes > self._memory.block_bytes:
+                self._give_up_extras()
         self._block_account.resize(wanted_bytes)
         return block
+
+    def _output_room(self, block: RelationBlock, size_bytes: int) -> int:
+        """What must stay free for output: as planned, and at least two of the block's rows, however long they are."""
+        if size_bytes <= self._memory.block_bytes:
+            return 0
+        return max(self._memory.output_bytes, 2 * size_bytes // max(1, block.stop - block.start))
+
+    def _give_up_extras(self) -> bool:
+        """Let go of memory that results do not depend on, where tuples need it; False if there is none."""
+        return False
 
     def _read(self, start: int, rows: int) -> tuple[RelationBlock, int]:
         """Read rows of the relation, count what that took, and give their bytes, too, which are not free to tell."""

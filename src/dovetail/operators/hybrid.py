@@ -202,9 +202,9 @@ class HybridJoin(SemiStreamOperator):
         shard = self.spec.shard
         if shard.num_segments > 1:
             return visit.has_all_of(*shard.locate(codes), codes.size)
-        # Codes and positions ascend together: a code that is neither the block's first nor its last has no rows outside,
-        # whatever the index says. That must not depend on which of the codes are asked about together.
-        takes_part = (codes != block.codes[0]) & (codes != block.codes[-1])
+        # Codes and positions ascend together: a code that is neither the block's first nor its last has no rows
+        # outside, whatever the index says. That must not depend on which of the codes are asked about together.
+        takes_part: BoolArray = (codes != block.codes[0]) & (codes != block.codes[-1])
         unsure = np.flatnonzero(~takes_part)
         takes_part[unsure] = visit.has_all_of(*shard.locate(codes[unsure]), unsure.size)
         return takes_part

@@ -163,23 +163,25 @@ class IndexNestedLoopJoin(SemiStreamOperator):
 
     def _look_up(self, part: Offered) -> Generator[pa.RecordBatch, None, int]:
         """Look up and put out the first rows of a part, and tell how many."""
-        group, most = _Group(first=0), self.results.max_rows
+        group, most, most_bytes = _Group(first=0), self.results.max_rows, self.results.output_bytes
         for row, ranges in enumerate(self._locate(part.codes, part.is_null)):
             self.metrics.lookups += not part.is_null[row]
             mine: list[pa.RecordBatch] = []
+            count = size_bytes = 0
             for candidates in self._candidates(int(part.codes[row]), ranges):
                 mine.append(candidates)
-                if sum(batch.num_rows for batch in mine) > most:
+                count, size_bytes = count + candidates.num_rows, size_bytes + int(candidates.nbytes)
+                if count > most or size_bytes > most_bytes:
                     break
-            count = sum(batch.num_rows for batch in mine)
-            if group.num_rows + count > most or row - group.first >= most:
+            is_full = group.num_rows + count > most or group.nbytes + size_bytes > most_bytes
+            if is_full or row - group.first >= most:
                 reached = yield from self._put_out(part, group, row)
                 group = _Group(first=row)
                 if reached < row:
                     del mine
                     yield from self._put_out_alone(part, reached)
                     return reached + 1
-            if count > most:
+            if count > most or size_bytes > most_bytes:
                 del mine
                 yield from self._put_out_alone(part, row)
                 return row + 1
@@ -205,28 +207,46 @@ class IndexNestedLoopJoin(SemiStreamOperator):
         rows = self.block_rows
         numbers = {number for start, stop in ranges for number in range(start // rows, -(-stop // rows))}
         for number in sorted(numbers):
-            page = self._page(number)
-            matches = np.flatnonzero(page.codes == code)
-            if matches.size:
-                yield page.rows.take(pa.array(matches))
+            for page in self._pages(number):
+                matches = np.flatnonzero(page.codes == code)
+                if matches.size:
+                    yield page.rows.take(pa.array(matches))
 
     # ---------------------------------------------------------------- the pool
 
-    def _page(self, number: int) -> _Page:
+    def _pages(self, number: int) -> Iterator[_Page]:
+        """A page: out of the pool, or read into it; in smaller ones, and past the pool, where its rows are too long."""
         page = self._pool.get(number)
         if page is not None:
             self._pool.move_to_end(number)
-            return page
-        block, size_bytes = self._read(number * self.block_rows, self.block_rows)
+            yield page
+            return
+        start, rows = number * self.block_rows, self.block_rows
+        block, size_bytes = self._read(start, rows)
+        size_bytes += _PAGE_PADDING_BYTES * block.rows.num_columns
         # What the batch of matches and the batch of output may take stays free.
         kept_bytes = 2 * self.results.output_bytes - self._matches_account.held_bytes
         while self._pool and self._ledger.free_bytes - kept_bytes < size_bytes:
             self._pool_account.shrink(self._pool.popitem(last=False)[1].nbytes)
+        if size_bytes > self._ledger.free_bytes:
+            yield from self._small_pages(start, min(start + rows, self.spec.shard.num_rows))
+            return
         columns = [copy_of(column) for column in block.rows.columns]
         page = _Page(block.codes.copy(), record_batch(columns, block.rows.schema, block.rows.num_rows))
         self._pool_account.grow(page.nbytes)
         self._pool[number] = page
-        return page
+        yield page
+
+    def _small_pages(self, start: int, stop: int) -> Iterator[_Page]:
+        """The rows of a page that does not fit, as many at a time as do; they are looked at and not kept."""
+        rows = max(1, (stop - start) // 2)
+        while start < stop:
+            block, size_bytes = self._read(start, min(rows, stop - start))
+            if size_bytes > self._ledger.free_bytes and rows > 1:
+                rows //= 2
+                continue
+            yield _Page(block.codes, block.rows)
+            start = block.stop
 
     # ---------------------------------------------------------------- putting out
 

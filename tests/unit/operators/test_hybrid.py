@@ -23,10 +23,10 @@ def batch_of(*keys, first=0):
     return stream_batches(rows, on="k", schema=STREAM)[0]
 
 
-def shard_of(keys, stride=1, **options):
+def shard_of(keys, stride=1, columns=("v",), **options):
     numbers = pa.array(range(len(keys)), pa.int64())
     table = pa.table({"k": pa.array(keys, pa.int64()), "v": numbers, "w": pa.array([10**6] * len(keys))})
-    return MemoryShard(table, keys, columns=["v", "w"] if stride == 16 else ["v"], fence_stride=stride, **options)
+    return MemoryShard(table, keys, columns=list(columns), fence_stride=stride, **options)
 
 
 def spec_for(shard, how="inner", block_rows=4, budget=20_000, **options):
@@ -63,10 +63,10 @@ def test_oldest_waiting_code_picks_the_block_and_all_that_wait_are_joined_with_i
 @pytest.mark.parametrize("ordered", [False, True])
 def test_code_takes_part_whole_whichever_pairs_are_looked_at_together(how, ordered):
     """The block holds part of code 5 and all of 7; of 7 there are more tuples than pairs are looked at together."""
-    keys = [5] * 5 + [6, 7, 8, 9, 10, 11, 12]
-    shard = shard_of(keys, stride=16)
+    keys = [0, 1, 2, 3, 4, 5, 5, 5, 5, 6, 7, 8, 9, 10, 11]
+    shard = shard_of(keys, stride=3, columns=["v", "w"])
     operator = HybridJoin(spec_for(shard, how=how, ordered=ordered, budget=60_000, condition=Range("t", "v", "w")))
-    stream = [7, 5, 5] + [7] * (2 * operator.results.max_rows)
+    stream = [6, 5, 5] + [7] * (2 * operator.results.max_rows)
     driver = Driver(operator)
     driver.offer(batch_of(*stream))
     driver.drain()
