@@ -15,6 +15,7 @@ import pytest
 
 from dovetail.errors import BudgetError, DovetailError, PlanError, SchemaError, StateError
 from dovetail.memory import Budget
+from dovetail.model import CostFactors
 from dovetail.operators import (
     OPERATORS,
     BatchPredicate,
@@ -593,6 +594,7 @@ def waiting_operator(kind: str, **options: Any) -> SemiStreamOperator:
         ({"identity": {"relation": "cities", "version": 1, "shard": 1}}, "shard 0, the operator has 1"),
         ({"how": "left"}, "how 'inner', the operator has 'left'"),
         ({"ordered": True}, "ordered False, the operator has True"),
+        ({"code_kind": "xxhash64"}, "code_kind 'value', the operator has 'xxhash64'"),
         ({"condition": Comparison("t", "<", "until")}, "condition None"),
     ],
 )
@@ -603,6 +605,15 @@ def test_snapshot_of_something_else_is_refused(kind: str, change: dict[str, Any]
     with pytest.raises(StateError, match=message):
         other.restore(saved)
     assert state_of(other) == before
+
+
+def test_snapshot_of_another_version_is_refused_even_where_nobody_named_the_relation(kind: str) -> None:
+    table = pa.Table.from_pylist(CITIES, schema=CITY_SCHEMA)
+    codes = [row["id"] for row in CITIES]
+    shards = [MemoryShard(table, codes, version=version) for version in (1, 2)]
+    first, second = (OPERATORS[kind](spec_of(CITIES, shard=shard, identity={})) for shard in shards)
+    with pytest.raises(StateError, match="shard_version"):
+        second.restore(first.snapshot())
 
 
 def test_snapshot_of_another_operator_is_refused(kind: str) -> None:
@@ -668,13 +679,30 @@ def test_snapshot_that_does_not_fit_the_budget_is_refused(kind: str) -> None:
     rows = [{"id": 2, "t": number} for number in range(500)]
     operator = OPERATORS[kind](spec_of(CITIES))
     list(operator.offer(batch_of(rows)))
-    if operator.pending == 0:
-        return  # nothing waits, so everything fits
     small = OPERATORS[kind](replace(operator.spec, budget=Budget(minimum_of(kind, operator.spec))))
+    if operator.pending == 0:
+        small.restore(operator.snapshot())
+        assert small.metrics.stream_tuples_in == 500, "nothing waits, so everything fits"
+        assert small.metrics.output_rows == 1000
+        return
     before = state_of(small)
     with pytest.raises(BudgetError, match="too small"):
         small.restore(operator.snapshot())
     assert state_of(small) == before
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_explain_tells_what_it_does_now(kind: str, calibrated: bool) -> None:
+    operator = waiting_operator(kind)
+    list(operator.drain())
+    plan = operator.explain(CostFactors.of_papers(probe_s=1e-7, output_s=1e-7) if calibrated else None)
+    assert plan.strategy == kind
+    assert plan.block_rows == operator.block_rows
+    assert plan.budget_bytes == operator.budget.total_bytes
+    assert plan.total_bytes == operator.size()
+    assert plan.service_rate > 0
+    assert kind in plan.text()
+    assert plan.as_dict()["strategy"] == kind
 
 
 def test_counters_go_on_after_a_restore(kind: str) -> None:

@@ -1,6 +1,6 @@
 """Cost models of the papers, calibration, tuners, and the plans that operators explain themselves with."""
 
-from dovetail.model.access import AccessChoice, CachedIndexModel, choose_access
+from dovetail.model.access import CachedIndexModel
 from dovetail.model.balanced import BalancedModel, is_better_cached, optimal_cache_share
 from dovetail.model.calibrate import calibrate
 from dovetail.model.costs import CostFactors, Curve, LoopCost
@@ -13,7 +13,6 @@ from dovetail.model.profile import HitCurve, JoinProfile, as_hit_curve
 from dovetail.model.tune import minimum_budget, tune
 
 __all__ = [
-    "AccessChoice",
     "BalancedModel",
     "CachedIndexModel",
     "CostFactors",
@@ -29,7 +28,6 @@ __all__ = [
     "as_hit_curve",
     "best_ratio_to_mesh",
     "calibrate",
-    "choose_access",
     "is_better_cached",
     "minimum_budget",
     "optimal_cache_share",

@@ -1,13 +1,12 @@
-"""Scan or index: which way of reading R serves what now waits sooner."""
+"""Reading R by index: what it costs to serve all that waits, and a cache in front of that."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from dovetail.model.costs import CostFactors, LoopCost
 from dovetail.model.profile import JoinProfile
 
-__all__ = ["AccessChoice", "CachedIndexModel", "choose_access", "expected_blocks", "index_cost", "scan_cost"]
+__all__ = ["CachedIndexModel", "expected_blocks", "index_cost"]
 
 
 def expected_blocks(waiting_tuples: float, blocks: int) -> float:
@@ -21,28 +20,6 @@ def expected_blocks(waiting_tuples: float, blocks: int) -> float:
     if blocks <= 1:
         return min(1.0, waiting_tuples)
     return -blocks * math.expm1(waiting_tuples * math.log1p(-1.0 / blocks))
-
-
-def scan_cost(*, waiting_tuples: float, profile: JoinProfile, factors: CostFactors, block_rows: int) -> LoopCost:
-    """Cost of serving everything that waits by one cycle over R, every row probed.
-
-    Examples
-    --------
-    >>> profile, factors = JoinProfile.declared(relation_rows=3_500_000), CostFactors.of_papers()
-    >>> round(scan_cost(waiting_tuples=1000, profile=profile, factors=factors, block_rows=10_000).seconds, 3)
-    7.0
-    """
-    steps = profile.blocks(block_rows)
-    return LoopCost(
-        terms={
-            "read": steps * factors.read_call_s + factors.read_seconds(profile.relation_bytes, sequential=True),
-            "probe": profile.relation_rows * factors.probe_s.at(waiting_tuples),
-            "expire": waiting_tuples * factors.expire_s.at(waiting_tuples),
-            "output": waiting_tuples * profile.matches_per_tuple * factors.output_s,
-            "step": steps * factors.step_s,
-        },
-        stream_tuples=waiting_tuples,
-    )
 
 
 def index_cost(
@@ -87,53 +64,6 @@ def index_cost(
         },
         stream_tuples=waiting_tuples,
     )
-
-
-@dataclass(frozen=True)
-class AccessChoice:
-    """The cheaper way to read R, with both costs.
-
-    Examples
-    --------
-    >>> AccessChoice(access="scan", scan_seconds=7.0, index_seconds=7.9).access
-    'scan'
-    """
-
-    access: Literal["scan", "index"]
-    scan_seconds: float
-    index_seconds: float
-
-
-def choose_access(
-    *,
-    waiting_tuples: float,
-    profile: JoinProfile,
-    factors: CostFactors,
-    scan_block_rows: int,
-    index_block_rows: int,
-    blocks_asked: float | None = None,
-) -> AccessChoice:
-    """Compare `scan_cost` and `index_cost` for what now waits.
-
-    Examples
-    --------
-    On a disk of the papers' day an index pays for a few hundred waiting tuples, a scan for many.
-
-    >>> profile, factors = JoinProfile.declared(relation_rows=3_500_000), CostFactors.of_papers()
-    >>> [choose_access(waiting_tuples=waiting, profile=profile, factors=factors, scan_block_rows=10_000,
-    ...                index_block_rows=100).access for waiting in (100, 10_000)]
-    ['index', 'scan']
-    """
-    scan = scan_cost(waiting_tuples=waiting_tuples, profile=profile, factors=factors, block_rows=scan_block_rows)
-    index = index_cost(
-        waiting_tuples=waiting_tuples,
-        profile=profile,
-        factors=factors,
-        block_rows=index_block_rows,
-        blocks_asked=blocks_asked,
-    )
-    access: Literal["scan", "index"] = "index" if index.seconds < scan.seconds else "scan"
-    return AccessChoice(access=access, scan_seconds=scan.seconds, index_seconds=index.seconds)
 
 
 @dataclass(frozen=True)

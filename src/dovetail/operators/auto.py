@@ -41,19 +41,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.model.costs import CostFactors, Curve
-from dovetail.model.explain import Bottleneck, Plan
+from dovetail.model.costs import CostFactors, LoopCost
+from dovetail.model.explain import Plan
 from dovetail.operators.adaptive import Objective
 from dovetail.operators.admission import Answer, Offered
 from dovetail.operators.block_cache import BlockCacheJoin
 from dovetail.operators.cache import CacheProbe
 from dovetail.operators.cached import CacheAnswer
+from dovetail.operators.explaining import factors_for, plan_of
 from dovetail.operators.mesh import MeshJoin
-from dovetail.operators.protocol import RelationBlock, RelationShard
+from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import Positions
 from dovetail.relation.format import FENCE_STRIDE
-from dovetail.relation.io import PAGE_BYTES, SimulatedDisk
+from dovetail.relation.io import PAGE_BYTES
 
 __all__ = ["AutoJoin", "factors_for"]
 
@@ -69,33 +70,6 @@ _PROBES_PER_LOOK = 3  # what a look into the cache and the learning cost, in pro
 _LEAST_CODE, _GREATEST_CODE = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _MUCH_UNMATCHED = 0.05
 _NO_FLAGS = np.zeros(0, np.bool_)
-
-
-def factors_for(shard: RelationShard) -> CostFactors:
-    """Cost factors to begin with: those of a usual processor, and of the disk that the shard is read from.
-
-    `dovetail.calibrate` measures them; pass what it gives where the difference matters.
-    """
-    disk = shard.disk
-    cpu = CostFactors(
-        seek_s=1e-4,
-        bandwidth_bytes_per_s=1e9,
-        read_call_s=2e-5,
-        probe_s=Curve(((1 << 12, 8e-9), (1 << 20, 25e-9))),
-        cache_probe_s=Curve.constant(30e-9),
-        output_s=150e-9,
-        expire_s=Curve.constant(60e-9),
-        stream_read_s=10e-9,
-        append_s=Curve.constant(80e-9),
-        lookup_s=300e-9,
-        gather_s=700e-9,
-        step_s=3e-4,
-    )
-    if isinstance(disk, SimulatedDisk):
-        return cpu.with_disk(seek_s=disk.seek_s, bandwidth_bytes_per_s=disk.bandwidth_bytes_per_s)
-    if disk is None and shard.io_mode == "map":
-        return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=20e9)
-    return cpu
 
 
 class AutoJoin(BlockCacheJoin):
@@ -401,11 +375,10 @@ class AutoJoin(BlockCacheJoin):
 
     # ================================================================ explain
 
-    def explain(self) -> Plan:
+    def explain(self, factors: CostFactors | None = None) -> Plan:
         """What it does now, what it predicts of that, and what limits it."""
-        metrics, factors = self.metrics, self.factors
-        offered = max(1, metrics.stream_tuples_in)
-        hit_ratio = (metrics.cache_hits + metrics.negative_hits) / offered
+        metrics, factors = self.metrics, self.factors if factors is None else factors
+        hit_ratio = (metrics.cache_hits + metrics.negative_hits) / max(1, metrics.stream_tuples_in)
         looks_up = self.looks_up
         steps = max(1, -(-self.spec.shard.num_rows // self.block_rows))
         window = 0 if looks_up else self.window_capacity
@@ -415,27 +388,11 @@ class AutoJoin(BlockCacheJoin):
         per_tuple = factors.stream_read_s + hit_ratio * hit_s + (1.0 - hit_ratio) * missed_s
         read_s = self._disk_seconds_per_miss(looks_up) * (1.0 - hit_ratio)
         served = chunk / max(1e-9, 1.0 - hit_ratio) if chunk else 1.0
-        terms = {"read": read_s * served, "cpu": (per_tuple - read_s) * served}
-        binds: Bottleneck = "disk" if read_s > per_tuple / 2 else "cpu"
+        cost = LoopCost({"read": read_s * served, "cpu": (per_tuple - read_s) * served}, stream_tuples=served)
         way = "looked up in the index as they come" if looks_up else "joined by the scan"
-        return Plan(
-            strategy="auto",
-            objective=self.objective,
-            access="index" if looks_up else "scan",
-            block_rows=self.block_rows,
-            chunk_tuples=chunk,
-            window_tuples=window,
-            cache_rows=self._cache.num_rows,
-            hit_ratio=hit_ratio,
-            memory_bytes=self.sizes(),
-            budget_bytes=self.budget.total_bytes,
-            required_rate=None,
-            service_rate=1.0 / per_tuple if per_tuple > 0 else math.inf,
-            loop_seconds=per_tuple * served,
-            loop_terms=terms,
-            binds=binds,
-            why=f"Tuples that the cache does not know are {way}; the disk takes {read_s / per_tuple:.0%} of the time.",
-        )
+        why = f"Tuples that the cache does not know are {way}; the disk takes {read_s / per_tuple:.0%} of the time."
+        access = "index" if looks_up else "scan"
+        return plan_of(self, "auto", access, cost, why, chunk, window, self._cache.num_rows, hit_ratio)
 
     def _disk_seconds_per_miss(self, looks_up: bool) -> float:
         factors = self.factors

@@ -27,11 +27,14 @@ import pyarrow as pa
 from dovetail.errors import DovetailError, PlanError, SchemaError, StateError
 from dovetail.memory import Budget
 from dovetail.metrics import OperatorMetrics
+from dovetail.model.costs import CostFactors
+from dovetail.model.explain import Plan
 from dovetail.operators.admission import Admission, Offered
+from dovetail.operators.explaining import explain_operator, factors_for
 from dovetail.operators.ordering import HeldResults
 from dovetail.operators.protocol import CODE_COLUMN, Snapshot
 from dovetail.operators.spec import JoinSpec, require_positive
-from dovetail.operators.tuple_store import is_fixed_width
+from dovetail.operators.tuple_store import TupleStore, is_fixed_width
 from dovetail.operators.window import StreamWindow
 
 __all__ = ["SemiStreamOperator"]
@@ -180,6 +183,23 @@ class SemiStreamOperator(Admission, ABC):
                 f"The snapshot of {self.kind} is damaged: {type(error).__name__}: {error}",
                 hint="Restore it from a copy, or start with a new operator.",
             ) from error
+
+    # ================================================================ explain
+
+    @property
+    def stream_tuple_bytes(self) -> float:
+        """v_S as declared: bytes of a stream tuple's own columns, as far as known."""
+        return TupleStore.fixed_bytes_per_position(self._stream_columns) + self._paged_bytes
+
+    def explain(self, factors: CostFactors | None = None) -> Plan:
+        """What it does now, what its cost model predicts of that, and what limits it.
+
+        Parameters
+        ----------
+        factors
+            What operations cost here, as `dovetail.calibrate` tells; None: a usual machine's, and the shard's disk.
+        """
+        return explain_operator(self, factors_for(self.spec.shard) if factors is None else factors)
 
     # ================================================================ checks
 

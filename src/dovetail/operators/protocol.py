@@ -43,6 +43,8 @@ class RelationShard(Protocol):
     live_rows: int
     schema: pa.Schema
     stats: ShardStats
+    version: int
+    number: int
 
     @property
     def disk(self) -> Disk | None: ...

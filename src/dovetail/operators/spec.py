@@ -55,7 +55,8 @@ class JoinSpec:
     shed
         What to drop when the input outruns the budget; None: nothing, `offer` makes room with disk steps instead.
     identity
-        What a snapshot must agree on besides the join itself: relation, version, shard.
+        What a snapshot must agree on besides the join itself and the shard's own version, number and counts: which
+        relation it is.
     """
 
     shard: RelationShard
@@ -114,7 +115,11 @@ class JoinSpec:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a snapshot of this join must agree on, ready for JSON."""
+        stats = self.shard.stats
         return dict(self.identity) | {
+            "shard_version": [self.shard.version, self.shard.number],
+            "shard_stats": [stats.rows, stats.bytes, stats.distinct_codes, stats.max_multiplicity],
+            "code_kind": self.code_kind,
             "on": [list(pair) for pair in self.on],
             "how": self.how,
             "select": self.relation_columns,

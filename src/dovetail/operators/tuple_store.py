@@ -171,8 +171,10 @@ def fixed_values(column: pa.Array) -> npt.NDArray[np.generic]:
     if buffer is None or len(column) == 0:
         return np.zeros(len(column), dtype)
     if pa.types.is_boolean(column.type):
-        bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
-        return bits[column.offset : column.offset + len(column)]
+        # Only the bytes that the column has a part in: it may be a short slice of a long batch.
+        first, skipped = divmod(column.offset, 8)
+        needed = np.frombuffer(buffer, np.uint8, -(-(skipped + len(column)) // 8), first)
+        return np.unpackbits(needed, bitorder="little")[skipped : skipped + len(column)]
     return np.frombuffer(buffer, dtype, len(column), column.offset * dtype.itemsize)
 
 

@@ -74,6 +74,8 @@ class MemoryShard:
         The number of the segment that each row of ``table`` is in; None: there is one. Each is sorted by code.
     disk
         A disk that is told of every block and row that is read, such as a virtual `SimulatedDisk`.
+    version
+        The number of the relation's version that it claims to be of.
 
     Attributes
     ----------
@@ -91,6 +93,7 @@ class MemoryShard:
         fence_stride: int = 3,
         segments: Sequence[int] | None = None,
         disk: Disk | None = None,
+        version: int = 1,
     ) -> None:
         if len(codes) != table.num_rows:
             raise ValueError(f"{table.num_rows} rows have {len(codes)} codes.")
@@ -106,6 +109,7 @@ class MemoryShard:
         # Where each segment begins, and where the last one ends.
         self._bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keyed)] if keyed else [0, 0]
         self._disk = disk
+        self.version, self.number = version, 0
         self._keyed_rows = len(keyed)
         self._is_live = np.array([row not in deleted for row in order], np.bool_)
         self._fence_stride = fence_stride

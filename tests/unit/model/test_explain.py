@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dovetail.model import CostFactors, JoinProfile, choose_access, tune
-from dovetail.model.access import expected_blocks, index_cost, scan_cost
+from dovetail.model import CostFactors, JoinProfile, tune
+from dovetail.model.access import expected_blocks, index_cost
 from dovetail.workloads import Zipf
 
 PROFILE = JoinProfile.declared(relation_rows=3_500_000, hit_curve=Zipf(3_500_000, 1.0).hit_curve())
@@ -71,31 +71,10 @@ def test_block_buffer_that_crowds_out_the_window_makes_memory_bind():
     assert "block buffer takes 80 %" in plan.why
 
 
-def test_index_pays_for_few_waiting_tuples_and_scan_for_many():
-    factors = CostFactors.of_papers(**CPU)
-    chosen = [
-        choose_access(
-            waiting_tuples=waiting,
-            profile=PROFILE,
-            factors=factors,
-            scan_block_rows=10_000,
-            index_block_rows=100,
-        )
-        for waiting in (1, 10, 100, 1000, 10_000, 100_000)
-    ]
-    kinds = [choice.access for choice in chosen]
-    assert kinds[0] == "index"
-    assert kinds[-1] == "scan"
-    assert kinds == sorted(kinds), "index up to some number, scan from there on"
-    for choice in chosen:
-        assert (choice.index_seconds < choice.scan_seconds) == (choice.access == "index")
-
-
-def test_index_over_all_blocks_reads_like_a_scan():
+def test_index_over_all_blocks_reads_without_a_seek():
     factors = CostFactors.of_papers()
     everything = index_cost(waiting_tuples=1e9, profile=PROFILE, factors=factors, block_rows=10_000, blocks_asked=350)
-    scan = scan_cost(waiting_tuples=1e9, profile=PROFILE, factors=factors, block_rows=10_000)
-    assert everything.disk_seconds == pytest.approx(scan.disk_seconds)
+    assert everything.disk_seconds == pytest.approx(PROFILE.relation_bytes / 60e6)
 
 
 def test_known_blocks_take_the_place_of_expected_ones():

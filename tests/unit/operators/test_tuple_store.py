@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.tuple_store import TupleStore, copy_of, is_fixed_width
+from dovetail.operators.tuple_store import TupleStore, copy_of, fixed_values, is_fixed_width
 
 SCHEMA = pa.schema(
     {
@@ -112,3 +112,12 @@ def test_copy_holds_its_own_memory_only() -> None:
 )
 def test_fixed_width_types(kind: pa.DataType, expected: bool) -> None:
     assert is_fixed_width(kind) is expected
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 1000])
+def test_short_slice_of_truth_values_is_read_without_the_rest_of_its_batch(start: int) -> None:
+    values = [number % 3 == 0 for number in range(5000)]
+    column = pa.array(values)
+    assert fixed_values(column.slice(start, 5)).astype(bool).tolist() == values[start : start + 5]
+    # What is unpacked is what the view that is given back can be traced to.
+    assert fixed_values(column.slice(start, 5)).base.size <= 16

@@ -1,0 +1,117 @@
+"""What an operator does now, as a `Plan`: its parameters and memory as they are, its costs by its paper's model."""
+
+import math
+from typing import TYPE_CHECKING
+
+from dovetail.model.balanced import BalancedModel
+from dovetail.model.costs import CostFactors, Curve, LoopCost
+from dovetail.model.explain import Bottleneck, Plan, Strategy
+from dovetail.model.hybrid import HybridModel
+from dovetail.model.inl import IndexNestedLoopModel
+from dovetail.model.mesh import MeshModel
+from dovetail.model.profile import JoinProfile
+from dovetail.operators.protocol import RelationShard
+from dovetail.relation.io import SimulatedDisk
+
+if TYPE_CHECKING:
+    from dovetail.operators.base import SemiStreamOperator
+
+__all__ = ["explain_operator", "factors_for", "plan_of"]
+
+
+def factors_for(shard: RelationShard) -> CostFactors:
+    """Cost factors to begin with: those of a usual processor, and of the disk that the shard is read from.
+
+    `dovetail.calibrate` measures them; pass what it gives where the difference matters.
+    """
+    disk = shard.disk
+    cpu = CostFactors(
+        seek_s=1e-4,
+        bandwidth_bytes_per_s=1e9,
+        read_call_s=2e-5,
+        probe_s=Curve(((1 << 12, 8e-9), (1 << 20, 25e-9))),
+        cache_probe_s=Curve.constant(30e-9),
+        output_s=150e-9,
+        expire_s=Curve.constant(60e-9),
+        stream_read_s=10e-9,
+        append_s=Curve.constant(80e-9),
+        lookup_s=300e-9,
+        gather_s=700e-9,
+        step_s=3e-4,
+    )
+    if isinstance(disk, SimulatedDisk):
+        return cpu.with_disk(seek_s=disk.seek_s, bandwidth_bytes_per_s=disk.bandwidth_bytes_per_s)
+    if disk is None and shard.io_mode == "map":
+        return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=20e9)
+    return cpu
+
+
+def explain_operator(operator: "SemiStreamOperator", factors: CostFactors) -> Plan:
+    """What one of the papers' operators does now, and what its paper's model predicts of that."""
+    metrics, shard = operator.metrics, operator.spec.shard
+    served = max(1, metrics.stream_tuples_in)
+    hits = metrics.cache_hits + metrics.negative_hits
+    hit_ratio = min(hits / served, 1.0 - 1e-9)
+    cache = getattr(operator, "cache", None)
+    cached_rows = 0 if cache is None else cache.num_rows
+    left = max(1, metrics.tuples_left)
+    profile = JoinProfile.with_overhead(
+        relation_rows=max(1, shard.num_rows),
+        relation_row_bytes=max(1.0, shard.row_bytes),
+        stream_tuple_bytes=max(1.0, operator.stream_tuple_bytes),
+        matches_per_tuple=metrics.output_rows / left if metrics.tuples_left else 1.0,
+        hit_curve=lambda rows: hit_ratio if rows else 0.0,
+    )
+    block_rows, window = operator.block_rows, operator.window_capacity
+    steps = profile.blocks(block_rows)
+    chunk = max(1, operator.spec.chunk_rows or window // steps) if window else 0
+    strategy: Strategy
+    if operator.kind == "hybrid":
+        strategy, cost = "hybrid", HybridModel(profile, factors).loop(block_rows, max(1, window))
+        chunk = max(1, round(cost.stream_tuples))
+    elif operator.kind == "balanced":
+        strategy, cost = "balanced", BalancedModel(profile, factors).loop(block_rows, cached_rows, chunk)
+    elif operator.kind == "index_nested_loop":
+        pool_pages = operator.budget.total_bytes / (block_rows * profile.relation_row_bytes)
+        strategy, cost = "index_nested_loop", IndexNestedLoopModel(profile, factors).loop(block_rows, pool_pages)
+        chunk = window = 0
+    else:
+        strategy, cost = "mesh", MeshModel(profile, factors).loop(block_rows, chunk)
+    access = "index" if operator.kind in ("hybrid", "index_nested_loop") else "scan"
+    why = (
+        f"The disk takes {cost.disk_seconds / cost.seconds:.0%} of the time." if cost.seconds else "Nothing costs time."
+    )
+    return plan_of(operator, strategy, access, cost, why, chunk, window, cached_rows, hits / served)
+
+
+def plan_of(
+    operator: "SemiStreamOperator",
+    strategy: Strategy,
+    access: str,
+    cost: LoopCost,
+    why: str,
+    chunk: int,
+    window: int,
+    cached_rows: int,
+    hit_ratio: float,
+) -> Plan:
+    """A plan of an operator as it is, with a predicted cost."""
+    binds: Bottleneck = "disk" if cost.disk_seconds > cost.seconds / 2 else "cpu"
+    return Plan(
+        strategy=strategy,
+        objective=getattr(operator, "objective", "rate"),
+        access="index" if access == "index" else "scan",
+        block_rows=operator.block_rows,
+        chunk_tuples=chunk,
+        window_tuples=window,
+        cache_rows=cached_rows,
+        hit_ratio=hit_ratio,
+        memory_bytes=operator.sizes(),
+        budget_bytes=operator.budget.total_bytes,
+        required_rate=None,
+        service_rate=cost.service_rate if cost.seconds else math.inf,
+        loop_seconds=cost.seconds,
+        loop_terms=dict(cost.terms),
+        binds=binds,
+        why=why,
+    )
