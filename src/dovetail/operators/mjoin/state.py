@@ -307,7 +307,8 @@ class JoinState:
                     hint=f"Raise the budget to {wanted} bytes or more, give a window, or pass spill_directory=.",
                     minimum_bytes=wanted,
                 )
-            if self._direct_bytes.held_bytes >= share or not any(self.memory):
+            # Tuples that only wait to be written are of no use in memory: they get a small part of it.
+            if self._direct_bytes.held_bytes >= share // 4 or not any(self.memory):
                 if self._direct_bytes.held_bytes == 0:
                     raise BudgetError(
                         f"{needed_bytes} bytes of tuples do not fit a budget of {self.spec.budget.total_bytes} bytes."
