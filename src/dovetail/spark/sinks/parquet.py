@@ -5,6 +5,7 @@ columns. What lies in ``_dovetail/`` is staged or done; Spark and other readers 
 """
 
 import os
+import shutil
 import uuid
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dovetail.errors import PlanError, StateError
 from dovetail.faultpoints import fault_point
 from dovetail.relation.files import sync_directory
 from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
-from dovetail.spark.sinks.staging import check_columns, make_durable, remove_up_to, staged_files
+from dovetail.spark.sinks.staging import check_columns, make_durable, remove_up_to, staged_files, write_staged
 from dovetail.state.documents import storage_errors
 from dovetail.state.store import local_path
 
@@ -50,12 +51,15 @@ class ParquetSink(Sink):
         """Let Spark write the rows to a directory that no reader looks into."""
         name = f"{batch:08d}-{uuid.uuid4().hex}"
         directory = self._staging / name
-        df.write.option("compression", self.compression).parquet(str(directory))
+        write_staged(df, directory, self.compression)
         fault_point("sink.parquet.written")
         found = staged_files(directory)
         # The first micro-batch publishes a file even if it has no row: so a reader always finds the columns.
         filled = [(file, rows) for file, rows in found if rows] or (found[:1] if batch == 0 else [])
-        make_durable(directory, [file for file, _ in filled])
+        if filled:
+            make_durable(directory, [file for file, _ in filled])
+        else:
+            shutil.rmtree(directory)
         files = [
             {"staged": file, "name": f"batch-{batch:08d}-{number:05d}-{name[9:]}.parquet", "rows": rows}
             for number, (file, rows) in enumerate(filled)
@@ -66,7 +70,7 @@ class ParquetSink(Sink):
         """Rename the staged files into the target, each whole or not at all."""
         target, directory = Path(receipt["path"]), self._staging / receipt["directory"]
         done = directory.with_name(f"done.{directory.name}")
-        if done.exists():
+        if not receipt["files"] or done.exists():
             return
         with storage_errors(target):
             for file in receipt["files"]:

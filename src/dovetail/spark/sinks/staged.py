@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from dovetail.errors import PlanError
 from dovetail.faultpoints import fault_point
 from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
-from dovetail.spark.sinks.staging import check_columns, make_durable, remove_up_to, staged_files
+from dovetail.spark.sinks.staging import check_columns, make_durable, remove_up_to, staged_files, write_staged
 
 __all__ = ["ConsoleSink", "ForeachBatchSink", "MemorySink", "console", "foreach_batch", "memory"]
 
@@ -34,7 +34,7 @@ class StagedSink(Sink):
     def stage(self, df: DataFrame, batch: int) -> Receipt:
         """Let Spark write the rows into the checkpoint."""
         directory = self.context.staged_root / f"{batch:08d}-{uuid.uuid4().hex}"
-        df.write.parquet(str(directory))
+        write_staged(df, directory)
         fault_point("sink.staged.written")
         files = staged_files(directory)
         make_durable(directory, [name for name, _ in files])

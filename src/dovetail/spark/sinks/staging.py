@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from dovetail.errors import PlanError
 from dovetail.relation.files import sync_directory
 from dovetail.state.documents import storage_errors
 
-__all__ = ["check_columns", "make_durable", "remove_up_to", "staged_files"]
+__all__ = ["check_columns", "make_durable", "remove_up_to", "staged_files", "write_staged"]
 
 
 def check_columns(schema: T.StructType) -> None:
@@ -33,6 +34,13 @@ def check_columns(schema: T.StructType) -> None:
                 hint="Cast it with transform.",
             )
         seen.add(field.name.lower())
+
+
+def write_staged(df: DataFrame, directory: Path, compression: str = "snappy") -> None:
+    """Let Spark compute all rows, in one job, and write them to a new directory."""
+    # Nobody looks for the file that says that a job has succeeded: the commit does.
+    unmarked = df.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    unmarked.option("compression", compression).parquet(str(directory))
 
 
 def staged_files(directory: Path) -> list[tuple[str, int]]:
