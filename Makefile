@@ -26,8 +26,8 @@ $(READY): requirements.txt requirements-dev.txt pyproject.toml scripts/setup
 	@touch $@
 
 .PHONY: demo
-demo: setup  ## build a relation, change it and look things up in it, with timings
-	@$(RUN) python examples/relation_demo.py $(ARGS)
+demo: setup  ## join a stream with a large table, by Spark's own join and by ours, with timings
+	@$(RUN) python examples/enrich_demo.py $(ARGS)
 
 .PHONY: demo-flow
 demo-flow: setup  ## a flow that is killed and started again: every row exactly once
@@ -71,6 +71,14 @@ bench-operators: setup  ## the semi-stream joins against each other, DuckDB and 
 .PHONY: bench-multiway
 bench-multiway: setup  ## three streams joined on Spark, against Spark's own chain of joins and no join at all
 	@$(RUN) python benchmarks/multiway.py $(ARGS)
+
+.PHONY: bench-enrich
+bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of mapInArrow; table, JSON and plot
+	@$(RUN) python benchmarks/enrich.py $(ARGS)
+
+.PHONY: soak-enrich
+soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches
+	@$(RUN) python benchmarks/enrich_soak.py $(ARGS)
 
 .PHONY: clean
 clean:  ## remove .venv, caches and everything else that was made here

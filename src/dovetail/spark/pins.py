@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark import TaskContext
 
-from dovetail.errors import InternalError, RelationCorrupt, RelationReadOnly
+from dovetail.errors import InternalError, RelationCorrupt, RelationNotFound, RelationReadOnly
 from dovetail.relation.files import create_exclusively, storage_errors
 from dovetail.relation.relation import Relation
 from dovetail.spark.join_recipe import JoinRecipe
@@ -27,6 +27,8 @@ _KEPT_PINS = 200
 
 def check_can_pin(relation: Relation) -> None:
     """Refuse, at planning, a relation whose directory cannot hold pins."""
+    if relation.filesystem is None and not os.path.isdir(relation.path):
+        raise RelationNotFound(f"{relation.path} does not exist any more.", hint="Build the relation again.")
     if relation.filesystem is not None or not os.access(relation.path, os.W_OK):
         raise RelationReadOnly(
             f"{relation.path} cannot be written: with refresh='batch' the version of each micro-batch is noted there.",

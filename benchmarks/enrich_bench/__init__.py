@@ -1,0 +1,1 @@
+"""What the benchmark of `enrich` is made of."""
