@@ -8,9 +8,10 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_relation_demo_shows_old_and_new_rows_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_demo_gives_the_rows_of_sparks_join_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    sizes = ["--customers", "1000", "--orders", "200", "--batches", "2"]
     finished = subprocess.run(
-        [sys.executable, str(EXAMPLES / "relation_demo.py"), "--rows", "1000"],
+        [sys.executable, str(EXAMPLES / "enrich_demo.py"), *sizes],
         env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "120"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -18,8 +19,6 @@ def test_relation_demo_shows_old_and_new_rows_and_leaves_nothing_behind(tmp_path
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    now, at_first = finished.stdout.split("The same at the first version")
-    assert "premium" in now
-    assert "premium" not in at_first
-    assert "999" in at_first
+    assert "Both gave 400 rows" in finished.stdout
+    assert "the same rows, by count and by digest" in finished.stdout
     assert list(tmp_path.glob("dovetail-demo-*")) == []
