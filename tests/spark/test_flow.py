@@ -184,6 +184,62 @@ def test_tuple_that_need_not_wait_leaves_an_idle_flow_in_the_batch_it_arrives_in
     assert all(memory.batches[batch].num_rows == 0 for batch in memory.batches if batch != arrived_in)
 
 
+def test_columns_of_every_kind_survive_the_wait(
+    spark: SparkSession, relation: Relation, feed: Feed, source: DataFrame, tmp_path: Path
+) -> None:
+    kinds = {
+        "text": "concat('ä', n)",
+        "bytes": "cast(concat('b', n) as binary)",
+        "flag": "n % 2 = 0",
+        "price": "cast(n as decimal(20, 3)) / 7",
+        "ratio": "cast(n as double) / 3",
+        "day": "date_add(date'2024-02-28', cast(n % 9 as int))",
+        "moment": "timestamp_micros(1700000000000000 + n)",
+        "local": "cast(timestamp_micros(1700000000000000 + n) as timestamp_ntz)",
+        "span": "make_dt_interval(0, 0, 0, n)",
+        "list": "array(n, null, n + 1)",
+        "pair": "named_struct('a', n, 'b', concat('s', n))",
+        "map": "map(concat('k', n), n)",
+        "nothing": "cast(null as int)",
+    }
+
+    def widen(rows: DataFrame) -> DataFrame:
+        return rows.selectExpr("n", "k", *(f"{text} as {name}" for name, text in kinds.items()))
+
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/Sao_Paulo")
+    try:
+        feed.add(orders(0, 120))
+        flow = stream(widen(source), "wide").enrich(
+            relation, on="k", how="left", strategy="mesh", budget="3MB", max_delay="1 hour"
+        )
+        query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint")
+        run_until(query, lambda: taken(query) == 120, "the file was read")
+        assert query.progress.pending > 0
+        query.stop()
+        query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint")
+        query.stop(drain=True)
+        static = widen(spark.read.parquet(str(feed.directory)))
+        oracle = static.join(spark.createDataFrame(CITIES), "k", "left")
+        given = spark.read.parquet(str(tmp_path / "out"))
+        assert [(f.name, f.dataType) for f in given.schema] == [(f.name, f.dataType) for f in oracle.schema]
+        assert sorted(map(str, given.collect())) == sorted(map(str, oracle.collect()))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_join_without_equality_sends_every_row_to_every_shard(feed: Feed, source: DataFrame, tmp_path: Path) -> None:
+    ranges = [{"low": 100 * number, "high": 100 * number + 30, "band": f"b{number}"} for number in range(9)]
+    relation = Relation.build(pa.Table.from_pylist(ranges), tmp_path / "bands", on="band", shards=3)
+    feed.add(orders(0, 300))
+    flow = stream(source, "bands").enrich(relation, on=[], condition="low <= n AND n < high", strategy="mesh")
+    query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now")
+    ended(query)
+    oracle = [{**row, **band} for row in feed.rows() for band in ranges if band["low"] <= row["n"] < band["high"]]
+    assert_same_rows(published_rows(tmp_path / "out"), oracle, "bands")
+    assert len(oracle) == 90
+
+
 # ==================================================================== sinks
 
 

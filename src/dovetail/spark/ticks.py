@@ -16,7 +16,8 @@ def with_ticks(df: DataFrame) -> DataFrame:
     if CLOCK_COLUMN in df.columns:
         raise PlanError(f"The stream has a column {CLOCK_COLUMN!r}, a name that flows use.", hint="Rename it.")
     # Not the source "rate": under available-now it ignores its limits.
-    ticks = df.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    source = df.sparkSession.readStream.format("rate-micro-batch")
+    ticks = source.option("rowsPerBatch", 1).option("numPartitions", 1).load()
     nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema]
     return df.withColumn(CLOCK_COLUMN, F.lit(None).cast("boolean")).union(
         ticks.select(*nothing, F.lit(True).alias(CLOCK_COLUMN))

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from dovetail.errors import PlanError, StateError
 from dovetail.faultpoints import fault_point
 from dovetail.relation.files import sync_directory
+from dovetail.relation.format import digest_of
 from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
 from dovetail.spark.sinks.staging import check_columns, make_durable, remove_up_to, staged_files, write_staged
 from dovetail.state.documents import storage_errors
@@ -45,7 +46,9 @@ class ParquetSink(Sink):
 
     @property
     def _staging(self) -> Path:
-        return self.path / _HIDDEN / self.context.flow
+        # Two flows of one name may write to one target; their checkpoints tell them apart.
+        place = digest_of(str(self.context.staged_root).encode())[:8]
+        return self.path / _HIDDEN / f"{self.context.flow}-{place}"
 
     def stage(self, df: DataFrame, batch: int) -> Receipt:
         """Let Spark write the rows to a directory that no reader looks into."""
@@ -64,11 +67,13 @@ class ParquetSink(Sink):
             {"staged": file, "name": f"batch-{batch:08d}-{number:05d}-{name[9:]}.parquet", "rows": rows}
             for number, (file, rows) in enumerate(filled)
         ]
-        return {"batch": batch, "path": str(self.path), "directory": name, "files": files}
+        staging = str(directory.relative_to(self.path))
+        return {"batch": batch, "path": str(self.path), "directory": staging, "files": files}
 
     def publish(self, receipt: Receipt) -> None:
         """Rename the staged files into the target, each whole or not at all."""
-        target, directory = Path(receipt["path"]), self._staging / receipt["directory"]
+        target = Path(receipt["path"])
+        directory = target / receipt["directory"]
         done = directory.with_name(f"done.{directory.name}")
         if not receipt["files"] or done.exists():
             return
@@ -87,12 +92,12 @@ class ParquetSink(Sink):
             fault_point("sink.parquet.published")
             if directory.exists():
                 os.rename(directory, done)
-                sync_directory(self._staging)
+                sync_directory(directory.parent)
 
     def forget(self, receipt: Receipt) -> None:
         """Remove what is left of a published micro-batch, and of attempts at it that were never committed."""
         fault_point("sink.parquet.forget")
-        remove_up_to(self._staging, receipt["batch"])
+        remove_up_to((Path(receipt["path"]) / receipt["directory"]).parent, receipt["batch"])
 
 
 def parquet(path: str | os.PathLike[str], compression: str = "snappy") -> ParquetSink:

@@ -64,7 +64,7 @@ def make_durable(directory: Path, names: Iterable[str]) -> None:
 
 def remove_up_to(parent: Path, last: int) -> None:
     """Remove what was staged for micro-batches up to ``last``, attempts that were never committed included."""
-    for entry in os.scandir(parent):
+    for entry in os.scandir(parent) if parent.is_dir() else ():
         number = entry.name.removeprefix("done.").partition("-")[0]
         if number.isdigit() and int(number) <= last:
             shutil.rmtree(entry.path, ignore_errors=True)
