@@ -47,7 +47,7 @@ POINTS = [
     "flow.cleanup.document",
     "flow.cleanup.file",
 ]
-KILLS_EVERY_DAY = 3
+KILLS_EVERY_DAY = 2
 
 
 def _load_victim() -> ModuleType:
