@@ -2,13 +2,13 @@
 
 Axes
 ----
-- probing sequence: the paper's section 3.3 query (10,000, 15,000 and 10,000 tuples, 1,000 values; S3 four times as fast),
-  comparisons made with the good, the worst and the adaptive sequence. Each result is one comparison whatever the
-  sequence, so what a sequence can save are those that make temporary results; bar: at least 17 % of these. The saving of
-  all comparisons is printed beside: it cannot reach 17 % on this query in any order (at most 450,000 temporary results
-  beside 1,500,000 results, even if all partners had arrived before).
-- overflow: the section 3.5 query (six inputs, two stars of three and a link), results given out while the inputs arrive,
-  with coordinated flushing, random flushing and a binary tree of XJoins, in the same memory; bar: in this order
+- probing sequence: the paper's section 3.3 query (10,000, 15,000 and 10,000 tuples, 1,000 values; S3 four times as
+  fast), comparisons made with the good, the worst and the adaptive sequence. Each result is one comparison whatever the
+  sequence, so what a sequence can save are those that make temporary results; bar: at least 17 % of these. The saving
+  of all comparisons is printed beside: it cannot reach 17 % on this query in any order (at most 450,000 temporary
+  results beside 1,500,000 results, even if all partners had arrived before).
+- overflow: the section 3.5 query (six inputs, two stars of three and a link), results given out while the inputs
+  arrive, with coordinated flushing, random flushing and a binary tree of XJoins, in the same memory; bar: in this order
 - growth: tuples per second of a 3-way windowed join on unique keys with 1 M and with 10 M tuples of state; bar: 70 %
 
 Times are CPU seconds of this process, so that a busy machine does not change the ratios; wall-clock is printed beside.
@@ -22,7 +22,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from dovetail.model.multiway import plan_multiway
 from dovetail.operators.mjoin import MJoin, MJoinTree, TimeWindow, mjoin_spec
+from dovetail.operators.mjoin.spec import Flushing
 
 SEED = 2003
 
@@ -97,8 +98,8 @@ def probing_sequence(scale: float) -> Verdict:
     overall = 1 - comparisons["good"] / comparisons["worst"]
     said = (
         f"{final:,} results; comparisons: good {comparisons['good']:,}, adaptive {comparisons['adaptive']:,}, worst "
-        f"{comparisons['worst']:,} ({overall:.1%} fewer in all); of those for temporary results the good sequence saves "
-        f"{saved:.1%}, the adaptive one {adaptive:.1%} (bar 17 %)"
+        f"{comparisons['worst']:,} ({overall:.1%} fewer in all); of those for temporary results the good sequence "
+        f"saves {saved:.1%}, the adaptive one {adaptive:.1%} (bar 17 %)"
     )
     figures = {**comparisons, "saved": saved, "adaptive_saved": adaptive, "saved_of_all": overall}
     return Verdict("probing sequence", min(saved, adaptive) >= 0.17, said, figures)
@@ -143,15 +144,17 @@ def overflow(scale: float) -> Verdict:
     curves: dict[str, list[int]] = {}
     # Each of the linking values meets ten tuples on either side, twice.
     total = 100 * len(data["s2"]["u14_0"])
-    for name, plan, flushing in (
+    plans: list[tuple[str, list[Any], Flushing]] = [
         ("coordinated", figure_14, "coordinated"),
         ("random", figure_14, "random"),
         ("binary XJoin", binary, "random"),
-    ):
+    ]
+    for name, plan, flushing in plans:
         with tempfile.TemporaryDirectory() as directory:
             spec = mjoin_spec(schemas, on=on, budget=budget, spill_directory=directory, flushing=flushing, seed=SEED)
             tree = MJoinTree(spec, plan_multiway(spec.graph, force=plan))
-            out, sent, curve = 0, 0, []
+            out, sent = 0, 0
+            curve: list[int] = []
             for source, first, last in arrivals(counts, delays, slice_ms=100.0):
                 columns = [pa.array(column[first:last]) for column in data[source].values()]
                 rows = pa.record_batch([*columns, pa.array([pad] * (last - first))], schema=schemas[source])
@@ -222,7 +225,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="figures as JSON on the last line")
     arguments = parser.parse_args()
     quick = arguments.quick
-    parts = [
+    parts: list[Callable[[], Verdict]] = [
         lambda: probing_sequence(0.4 if quick else 1.0),
         lambda: overflow(0.02 if quick else 0.05),
         lambda: growth(100_000, 10_000, 10) if quick else growth(1_000_000, 100_000, 6),

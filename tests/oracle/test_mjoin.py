@@ -27,7 +27,7 @@ from dovetail.testing.rows import assert_same_rows, rows_of
 from dovetail.testing.snapshots import through_storage
 
 NAMES = "abcdef"
-EXAMPLES = max(1, settings().max_examples // 4)
+EXAMPLES = max(1, settings().max_examples // 5)
 
 
 @dataclass
