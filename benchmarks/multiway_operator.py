@@ -5,8 +5,8 @@ Axes
 - probing sequence: the paper's section 3.3 query (10,000, 15,000 and 10,000 tuples, 1,000 values; S3 four times as
   fast), comparisons made with the good, the worst and the adaptive sequence. Each result is one comparison whatever the
   sequence, so what a sequence can save are those that make temporary results; bar: at least 17 % of these. The saving
-  of all comparisons is printed beside: it cannot reach 17 % on this query in any order (at most 450,000 temporary
-  results beside 1,500,000 results, even if all partners had arrived before).
+  of all comparisons is printed beside: it cannot reach 17 % on this query in any order (there are 400,000 pairs in
+  all, each of which can be a temporary result once, beside 1,500,000 results).
 - overflow: the section 3.5 query (six inputs, two stars of three and a link), results given out while the inputs
   arrive, with coordinated flushing, random flushing and a binary tree of XJoins, in the same memory; bar: in this order
 - growth: tuples per second of a 3-way windowed join on unique keys with 1 M and with 10 M tuples of state; bar: 70 %
