@@ -1,0 +1,106 @@
+"""Time what operators themselves cost, on a small relation in memory: a step, a tuple, a result, a hit.
+
+The kernels alone are a part of that: a step is some hundred calls of Python, numpy and Arrow around them, and a result
+is copied out of the window and the block, column by column. The models' factors are those of the whole.
+"""
+
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dovetail.operators import SemiStreamOperator
+
+__all__ = ["OperatorTimes", "measure_operators"]
+
+_STREAM_SCHEMA = pa.schema({"__code": pa.int64(), "k": pa.int64(), "v": pa.int64(), "q": pa.int32()})
+_BUDGET_BYTES = 64_000_000
+_STEPS = 128
+_SMALL_BLOCK_ROWS = 16
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """Seconds of a step with next to nothing to do, and per tuple that enters, result, and hit of a cache."""
+
+    step_s: float
+    append_s: float
+    output_s: float
+    hit_s: float
+
+
+def measure_operators(rows: int, repeats: int) -> OperatorTimes:
+    """Run MESHJOIN and SSBJ on a relation of so many rows of 120 bytes, with a window of as many tuples."""
+    # The operators know the models; here it is the other way round, and only while measuring.
+    from dovetail.operators import BalancedJoin, MeshJoin, join_spec
+    from dovetail.relation import Relation
+
+    generator = np.random.Generator(np.random.PCG64(11))
+    with tempfile.TemporaryDirectory(prefix="dovetail-calibrate-") as scratch:
+        keys = np.arange(0, 2 * rows, 2)
+        table = pa.table({"k": keys, "sk": keys, "pay": ["x" * 100] * rows})
+        relation = Relation.build(table, f"{scratch}/r", on="k", shards=1)
+        matched, unmatched = (_batch(generator.permutation(keys) + odd) for odd in (0, 1))
+
+        mesh = MeshJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES))
+        add_s, output_s = [], []
+        for _ in range(repeats + 1):
+            add_s.append(_seconds(lambda: _consume(mesh.offer(matched))))
+            with_output_s = _seconds(lambda: _consume(mesh.drain()))
+            _consume(mesh.offer(unmatched))
+            output_s.append(max(0.0, with_output_s - _seconds(lambda: _consume(mesh.drain()))))
+
+        # A window of as many tuples as there are rows: as many enter and leave with each step as rows are read.
+        few = min(rows, _SMALL_BLOCK_ROWS)
+        spec = join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES, block_rows=few, chunk_rows=few)
+        stepping, steps = MeshJoin(spec), min(rows // few, _STEPS)
+        _consume(stepping.offer(matched))
+        parts = [matched.slice(start, few * steps) for start in range(0, rows, few * steps)]
+        step_s = []
+        for part in (parts * (repeats + 1))[: repeats + 1]:
+            step_s.append(_seconds(partial(_offer, stepping, part)) * few / part.num_rows)
+
+        cached = BalancedJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES), switching_factor=1e-3)
+        for _ in range(40):
+            if len(cached.cache) >= rows:
+                break
+            _consume(cached.offer(matched))
+            _consume(cached.drain())
+        hit_s = [_seconds(lambda: _consume(cached.offer(matched))) for _ in range(repeats + 1)]
+    # The first round compiles what is not compiled yet, and touches the memory.
+    append_s, per_output_s = statistics.median(add_s[1:]) / rows, statistics.median(output_s[1:]) / rows
+    return OperatorTimes(
+        step_s=max(0.0, statistics.median(step_s[1:]) - few * (append_s + per_output_s)),
+        append_s=append_s,
+        output_s=per_output_s,
+        hit_s=statistics.median(hit_s[1:]) / rows,
+    )
+
+
+def _batch(codes: NDArray[np.int64]) -> pa.RecordBatch:
+    columns = [pa.array(codes), pa.array(codes), pa.array(codes), pa.array(codes.astype(np.int32))]
+    return pa.RecordBatch.from_arrays(columns, schema=_STREAM_SCHEMA)
+
+
+def _offer(join: "SemiStreamOperator", batch: pa.RecordBatch) -> None:
+    _consume(join.offer(batch))
+
+
+def _consume(batches: Iterator[pa.RecordBatch]) -> None:
+    deque(batches, maxlen=0)
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    # The processor's time: what else the machine does meanwhile is not ours.
+    began = time.process_time()
+    action()
+    return time.process_time() - began
