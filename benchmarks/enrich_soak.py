@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 import dovetail as dt
 
-CONSTANT_BYTES = 320_000_000
+CONSTANT_BYTES = 256_000_000
 _SAMPLE_SECONDS = 0.5
 
 
@@ -77,7 +77,9 @@ def soak(
         done = -1 if progress is None else progress["batchId"]
         time.sleep(_SAMPLE_SECONDS)
     query.stop()
-    over = [anonymous + files - budget - workers * CONSTANT_BYTES for anonymous, files, workers, _ in samples]
+    over = [
+        anonymous + files - budget - workers * CONSTANT_BYTES for anonymous, files, workers, _ in samples if workers
+    ]
     result = {
         "budget_percent": percent,
         "budget_bytes": budget,

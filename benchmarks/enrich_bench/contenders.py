@@ -46,7 +46,7 @@ def batch_seconds(df: DataFrame, batches: int, most_seconds: float) -> list[floa
 
 
 def enriched(stream: DataFrame, relation: Relation, budget_bytes: int, io: str) -> DataFrame:
-    return dt.enrich(stream, relation, on="k", budget=budget_bytes, io=io)  # type: ignore[no-any-return, arg-type]
+    return dt.enrich(stream, relation, on="k", budget=budget_bytes, io=io)  # type: ignore[arg-type]
 
 
 def sort_merge(stream: DataFrame, table: DataFrame) -> DataFrame:

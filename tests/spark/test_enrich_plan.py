@@ -1,12 +1,13 @@
 """What `enrich` refuses at planning, before any data moves, and what it says of its plans."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 import dovetail as dt
@@ -152,3 +153,31 @@ def test_null_typed_key_matches_nothing(spark: SparkSession, relation: Relation)
         (None, 0, None),
         (None, 1, None),
     ]
+
+
+def test_metrics_are_observed_and_leave_no_trace_in_the_rows(spark: SparkSession, relation: Relation) -> None:
+    stream = spark.createDataFrame([(1, 5), (1, 6), (9, 7), (None, 8)], "k long, v long").repartition(2)
+    for strategy in ("auto", "mesh"):
+        name = f"join {strategy}"
+        watched = dt.enrich(stream, relation, on="k", how="anti", strategy=strategy, metrics=name)
+        assert watched.schema == dt.enrich(stream, relation, on="k", how="anti").schema
+        observation = Observation(name + " again")
+        assert sorted(row.v for row in watched.observe(observation, F.count("*").alias("n")).collect()) == [7, 8]
+        assert observation.get == {"n": 2}
+
+
+def test_metrics_appear_in_the_progress_of_a_query(spark: SparkSession, relation: Relation, tmp_path: Path) -> None:
+    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 30).load()
+    stream = numbers.select((F.col("value") % 3).alias("k"), F.col("value").alias("v"))
+    joined = dt.enrich(stream, relation, on="k", metrics="lookups")
+    # Twice in one query: the same numbers under the same name.
+    both = joined.union(dt.enrich(stream, relation, on="k", how="left", select=["text", "moment", "ratio"]))
+    writer = both.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(processingTime="0 seconds").start()
+    while (progress := query.lastProgress) is None or progress["batchId"] < 1:
+        assert query.isActive, query.exception()
+        time.sleep(0.05)
+    query.stop()
+    told = query.recentProgress[0]["observedMetrics"]["lookups"]
+    assert (told["stream_tuples_in"], told["matched_tuples"], told["unmatched_tuples"]) == (30, 20, 10)
+    assert (told["output_rows"], told["relation_version"]) == (20, 1)

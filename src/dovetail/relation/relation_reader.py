@@ -38,6 +38,8 @@ class RelationReader:
 
     def __init__(self, shards: Sequence[ShardReader]) -> None:
         self._shards = list(shards)
+        self.number = 0
+        self.version = shards[0].version
         self._bases = np.concatenate([[0], np.cumsum([shard.num_rows for shard in shards])]).astype(np.int64)
         self.schema: pa.Schema = shards[0].schema
         self.num_rows = int(self._bases[-1])

@@ -16,6 +16,7 @@ from dovetail.spark.built_relations import relation_of
 from dovetail.spark.enrich_task import CACHED_STRATEGIES, EnrichTask, LookupTask, OperatorTask, Refresh, make_operator
 from dovetail.spark.explain import register
 from dovetail.spark.join_plan import JoinPlan, Routing, plan_join
+from dovetail.spark.observed import observed, with_metrics
 from dovetail.spark.pins import check_can_pin
 
 __all__ = ["Route", "enrich"]
@@ -38,6 +39,7 @@ def enrich(
     ordered: bool = False,
     refresh: str = "query",
     io: IoMode | Disk = "map",
+    metrics: str | None = None,
 ) -> DataFrame:
     """Join a DataFrame with a relation: a drop-in for ``df.join(static, on, how)``.
 
@@ -79,6 +81,10 @@ def enrich(
         that is the newest when it starts; all its tasks, and a replay of it, see the same one.
     io
         How the relation is read: ``"map"``, ``"buffered"``, ``"direct"``, or a simulated disk.
+    metrics
+        A name under which Spark reports what the join did, in ``observedMetrics`` of the progress of a query: tuples
+        in, matched, unmatched and without a key, rows out, cache hits and negative hits, pairs rejected, the relation's
+        version. A query can have a name once.
 
     Raises
     ------
@@ -113,8 +119,12 @@ def enrich(
     if refresh == "batch":
         check_can_pin(opened)
     task, routing = _task(plan, "batch" if refresh == "batch" else "query")
+    task.reports_metrics = metrics is not None
     register(task, plan)
-    return plan.finish(plan.prepare(df, routing).mapInArrow(task, plan.mapped_schema))
+    prepared = plan.prepare(df, routing)
+    if metrics is None:
+        return plan.finish(prepared.mapInArrow(task, plan.mapped_schema))
+    return plan.finish(observed(prepared.mapInArrow(task, with_metrics(plan.mapped_schema)), metrics))
 
 
 def is_mapped_by_every_worker(relation: Relation) -> bool:

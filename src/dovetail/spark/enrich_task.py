@@ -7,7 +7,7 @@ one shard, or of none, offers them to a semi-stream operator and drains it.
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from dovetail.errors import InternalError
 from dovetail.memory import Budget
+from dovetail.metrics import OperatorMetrics
 from dovetail.model.explain import Objective, Strategy
 from dovetail.operators import OPERATORS, SemiStreamOperator
 from dovetail.operators.spec import JoinSpec
@@ -25,6 +26,7 @@ from dovetail.relation.shard_reader import ShardReader
 from dovetail.spark.cache_front import attached, shared_cache
 from dovetail.spark.join_recipe import JoinRecipe
 from dovetail.spark.lookup_join import MAX_ROWS, LookupJoin
+from dovetail.spark.metrics_row import metrics_row, without_metrics
 from dovetail.spark.pins import pinned_version
 
 __all__ = ["EnrichTask", "LookupTask", "OperatorTask", "Refresh", "make_operator"]
@@ -46,11 +48,14 @@ class EnrichTask:
         Whether the version is the planned one or the micro-batch's.
     name
         What Spark shows in plans; `dovetail.explain` finds its way back by it.
+    reports_metrics
+        Whether results have one more column, and one more row per task, for `dovetail.spark.observed`.
     """
 
     recipe: JoinRecipe
     refresh: Refresh
     name: str
+    reports_metrics: bool = field(default=False, kw_only=True)
 
     @property
     def __name__(self) -> str:
@@ -62,7 +67,20 @@ class EnrichTask:
 
     def put_out(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of results as Spark expects it."""
-        return self.recipe.output_batch(batch)
+        given = self.recipe.output_batch(batch)
+        return without_metrics(given) if self.reports_metrics else given
+
+    def put_out_metrics(
+        self, first: pa.RecordBatch, schema: pa.Schema, metrics: OperatorMetrics, version: int
+    ) -> Iterator[pa.RecordBatch]:
+        """At the end of a task, the row that tells what it did; made of a row of the stream, so that its types fit."""
+        if self.reports_metrics:
+            stream = self.recipe.stream_batch(first.slice(0, 1))
+            columns = [
+                stream.column(name) if name in stream.schema.names else pa.nulls(1, schema.field(name).type)
+                for name in self.recipe.emitted
+            ]
+            yield metrics_row(pa.RecordBatch.from_arrays(columns, names=list(self.recipe.emitted)), metrics, version)
 
 
 @dataclass
@@ -93,6 +111,8 @@ class LookupTask(EnrichTask):
                 for result in join.join(self.recipe.stream_batch(batch)):
                     yield self.put_out(result)
             front.publish_if_due(reader, relation)
+            join.metrics.merge(front.metrics)
+            yield from self.put_out_metrics(first, join.plan.schema, join.metrics, relation.version)
 
 
 @dataclass
@@ -146,6 +166,13 @@ class OperatorTask(EnrichTask):
             for result in operator.drain():
                 yield self.put_out(result)
             front.publish_if_due(shard, relation)
+            metrics = operator.metrics.copy()
+            metrics.merge(front.metrics)
+            if known is not None:
+                metrics.merge(known.join.metrics)
+            yield from self.put_out_metrics(
+                first.drop_columns([SHARD_COLUMN]), operator.output_schema, metrics, relation.version
+            )
 
     def open_shard(self, relation: Relation, number: int) -> ShardReader:
         """A shard with what the join needs of it."""

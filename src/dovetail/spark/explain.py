@@ -15,10 +15,7 @@ from pyspark.sql import DataFrame
 from dovetail.errors import PlanError
 from dovetail.memory import format_bytes
 from dovetail.model.explain import Plan
-from dovetail.model.profile import JoinProfile
-from dovetail.model.tune import tune
-from dovetail.operators.auto import AutoJoin, factors_for
-from dovetail.operators.tuple_store import TupleStore
+from dovetail.operators.auto import factors_for
 from dovetail.relation.io import PAGE_BYTES
 from dovetail.spark.enrich_task import EnrichTask, LookupTask, OperatorTask, make_operator
 from dovetail.spark.join_plan import JoinPlan
@@ -196,17 +193,7 @@ def _operator(task: OperatorTask, plan: JoinPlan) -> tuple[Plan, dict[str, int],
     shard = task.open_shard(plan.relation, sizes.index(max(sizes)))
     spec = recipe.spec(shard, plan.stream_schema, task.shard_budget)
     operator = make_operator(task.strategy, spec, task.objective)
-    if isinstance(operator, AutoJoin):
-        model = operator.explain()
-    else:
-        columns = spec.stream_columns
-        tuple_bytes = TupleStore.fixed_bytes_per_position(columns) + TupleStore.guess_paged_bytes(columns)
-        profile = JoinProfile.with_overhead(
-            relation_rows=max(1, shard.num_rows),
-            relation_row_bytes=max(1.0, shard.row_bytes),
-            stream_tuple_bytes=max(1, tuple_bytes),
-        )
-        model = tune(task.strategy, profile=profile, factors=factors_for(shard), budget=task.shard_budget)
+    model = operator.explain()
     memory = {name: size * recipe.num_shards for name, size in model.memory_bytes.items()}
     return model, memory, f"Rows are shuffled to {recipe.num_shards} shards. {model.why}"
 

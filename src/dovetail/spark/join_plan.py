@@ -118,7 +118,7 @@ class JoinPlan:
         return routed.repartitionById(shards, F.col(SHARD_COLUMN)) if moves_rows else routed
 
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """What tasks put out, as the user's result."""
+        """What tasks put out, as the user's result; columns besides those of `carried` are left out."""
         fields = [
             T.StructField(carried, field.dataType, field.nullable, field.metadata)
             for carried, field in zip(self.carried, self.output, strict=True)
