@@ -103,7 +103,7 @@ def test_flow_stopped_in_mid_job_ends_cleanly_and_goes_on(town: Town, fault_roun
     chance = random.Random(SEED)
     sign = town.root / "running"
     flow = town.flow(after=Slow(0.3, sign))
-    for _ in range(max(4, min(20, fault_rounds))):
+    for _ in range(3 if fault_rounds < 10 else 20):
         town.add(1)
         sign.unlink(missing_ok=True)
         query = town.start(flow)
@@ -144,14 +144,14 @@ def test_flow_whose_workers_are_killed_loses_and_repeats_nothing(town: Town, fau
     print("seed", SEED)
     chance = random.Random(SEED)
     sign = town.root / "running"
-    flow = town.flow(between=Slow(0.2, sign))
+    flow = town.flow(between=Slow(0.6, sign))
     failed = 0
-    for _ in range(max(2, fault_rounds // 2)):
-        town.add(2)
+    for _ in range(2 if fault_rounds < 10 else fault_rounds // 2):
+        town.add(1)
         sign.unlink(missing_ok=True)
         query = town.start(flow, "available-now")
         wait_until(sign.exists, "a task to run")
-        time.sleep(0.2 * chance.random())
+        time.sleep(0.3 * chance.random())
         for worker in python_workers():
             os.kill(worker, signal.SIGKILL)
         try:

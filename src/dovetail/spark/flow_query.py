@@ -59,13 +59,10 @@ class FlowQuery:
         try:
             self._protocol.run(df, batch)
         except BaseException as error:  # noqa: BLE001 -- whatever it was, Spark must get one line of it
-            text = str(error)
-            if any(sign in text for sign in _SIGNS_OF_A_STOP):
-                line = _INTERRUPTED
-            else:
-                self._failure = error
-                line = f"{type(error).__name__}: {_one_line(text)}"
-            failed = _BatchFailed(line)
+            self._failure, text = error, str(error)
+            was_stopped = any(sign in text for sign in _SIGNS_OF_A_STOP)
+            # Spark looks at this text only while it stops; the error itself is kept for `exception`.
+            failed = _BatchFailed(_INTERRUPTED if was_stopped else f"{type(error).__name__}: {_one_line(text)}")
         else:
             return
         raise failed
