@@ -303,7 +303,7 @@ class JoinCore:
         assert self._window is not None
         if self.spec.how == "inner":
             # Nothing is put out for them, so they may all go together.
-            self._let_go(self._window.oldest_positions(count), is_oldest=True)
+            self._forget_left(self._window.take_oldest(count))
             yield from self.results.release()
             return
         while count:
@@ -382,13 +382,18 @@ class JoinCore:
 
     def _let_go(self, positions: Positions, is_oldest: bool = False) -> None:
         """Take tuples out of the window, count them and forget them."""
+        assert self._window is not None
+        if is_oldest:
+            self._window.take_oldest(positions.size)
+        else:
+            self._window.take(positions)
+        self._forget_left(positions)
+
+    def _forget_left(self, positions: Positions) -> None:
+        """Count tuples that have just left the window and forget them."""
         window = self._window
         assert window is not None
         is_matched = window.is_matched_at(positions)
-        if is_oldest:
-            window.take_oldest(positions.size)
-        else:
-            window.take(positions)
         matched = int(np.count_nonzero(is_matched))
         self.metrics.matched_tuples += matched
         self.metrics.unmatched_tuples += positions.size - matched

@@ -358,7 +358,7 @@ def _bytes_per_position(schema: pa.Schema, has_tickets: bool) -> int:
 
 def _bytes_for(bytes_per_position: int, capacity: int, max_chunks: int) -> int:
     of_chunks = ChunkQueue.BYTES_PER_CHUNK * max(1, min(capacity, max_chunks))
-    of_tuples = MultiMap.nbytes_of(capacity) + bytes_per_position * MultiMap.ring_size_of(capacity)
+    of_tuples = MultiMap.nbytes_of(capacity, DENSE_LOAD) + bytes_per_position * MultiMap.ring_size_of(capacity)
     return of_tuples + of_chunks + _ARROW_SLACK_BYTES
 
 

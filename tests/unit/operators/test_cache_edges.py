@@ -1,4 +1,4 @@
-"""Joins behind a cache where memory is short: a value with very many rows, rows longer than the mean, given-up steps."""
+"""Joins behind a cache where memory is short: values with very many rows, rows longer than the mean, given-up steps."""
 
 import itertools
 import os
