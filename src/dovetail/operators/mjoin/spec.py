@@ -264,6 +264,7 @@ def mjoin_spec(
     if isinstance(window, TimeWindow):
         for name, schema in schemas.items():
             _check_time(name, schema, window)
+        _check_same_time(schemas, window)
     spec = MJoinSpec(
         schemas,
         graph,
@@ -318,9 +319,23 @@ def _check_time(name: str, schema: pa.Schema, window: TimeWindow) -> None:
         if column not in schema.names:
             raise PlanError(f"Input {name!r} has no time column {column!r}; its columns are {', '.join(schema.names)}.")
         kind = schema.field(column).type
-        if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_signed_integer(kind)):
+        is_moment = pa.types.is_timestamp(kind) and kind.unit == "us"
+        if not (is_moment or pa.types.is_date32(kind) or pa.types.is_signed_integer(kind)):
             raise SchemaError(
-                f"Time column {column!r} of input {name!r} is {kind}.", hint="Use a timestamp, date or integer column."
+                f"Time column {column!r} of input {name!r} is {kind}.",
+                hint="Use a timestamp in microseconds, a date or an integer.",
+            )
+
+
+def _check_same_time(schemas: Mapping[str, pa.Schema], window: TimeWindow) -> None:
+    """Refuse times that cannot be subtracted from each other."""
+    kinds = {name: schema.field(window.columns_of(name)[0]).type for name, schema in schemas.items()}
+    first, kind = next(iter(kinds.items()))
+    for name, other in kinds.items():
+        both = [pa.types.is_timestamp(kind), pa.types.is_date32(kind)]
+        if both != [pa.types.is_timestamp(other), pa.types.is_date32(other)]:
+            raise SchemaError(
+                f"The time column of input {first!r} is {kind}, that of {name!r} is {other}.", hint="Cast one of them."
             )
 
 

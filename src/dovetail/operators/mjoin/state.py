@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dovetail.errors import BudgetError
 from dovetail.memory import Ledger
-from dovetail.operators.mjoin.chunk import DIRECT, BoolArray, Chunk, Tuples, concatenated, merged
+from dovetail.operators.mjoin.chunk import DIRECT, BoolArray, Chunk, Tuples, concatenated, get_bits, merged
 from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.spec import MJoinSpec
 from dovetail.operators.mjoin.spill import Piece, SpillError, SpillStore
@@ -220,12 +220,15 @@ class JoinState:
         drop: BoolArray | None = None
         if horizon is not None:
             drop = chunk.expired_rows(horizon)
-        if chunk.done is not None and (self.spec.how == "semi" or drop is not None):
-            done = chunk.tuples.done
-            assert done is not None
+        # A row that a semi or an anti join has decided on is of no further use, whether or not it has expired.
+        if chunk.done is not None and (self.spec.how in ("semi", "anti") or drop is not None):
+            done = get_bits(chunk.done, None, len(chunk))
             if self.spec.how == "semi":
                 drop = done if drop is None else drop | done
-            elif drop is not None:
+            elif self.spec.how == "anti" or drop is None:
+                drop = done
+            else:
+                # Of an outer join, an expired row goes when it has been given out.
                 drop = drop & done
         if drop is None or not drop.any():
             return None

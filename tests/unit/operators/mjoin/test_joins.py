@@ -128,6 +128,27 @@ def test_late_rows_reach_the_side_output_once(script: Any) -> None:
     assert join.join.take_late() == []
 
 
+def test_late_rows_that_nobody_fetches_are_refused_before_they_are_accepted(script: Any) -> None:
+    join = script("ab", time=True, window=window_of("ab", late="side"), budget="40kB")
+    join.labels(join.join.advance(100))
+    late = [(1, 99, "late" * 100)] * 100
+    with pytest.raises(BudgetError, match="late tuples wait to be fetched"):
+        join.offer("b", *late)
+    accepted = join.join.metrics.tuples_in["b"]
+    assert sum(rows.num_rows for _, rows in join.join.take_late()) == accepted
+    assert join.offer("b", (1, 101, "b")) == []
+
+
+@pytest.mark.parametrize("how", ["semi", "anti"])
+def test_rows_that_are_decided_leave_the_state(script: Any, how: str) -> None:
+    join = script("ab", time=True, how=how, window=window_of("ab"))
+    join.offer("a", *[(k, 100, f"a{k}") for k in range(10)])
+    join.offer("b", *[(k, 100, "b") for k in range(8)])
+    join.labels(join.join.advance(101))
+    assert join.join.state_rows()["a"] == 2
+    assert join.end() == ([] if how == "semi" else [("a8",), ("a9",)])
+
+
 def test_null_event_time_matches_nothing_and_is_still_preserved(script: Any) -> None:
     join = script("ab", time=True, how="left", window=window_of("ab"))
     join.offer("b", (1, None, "b"))
@@ -240,6 +261,11 @@ OTHER = pa.schema({"k": pa.int64(), "w": pa.string()})
         ({"a": SCHEMA, "b": OTHER}, {"on": "k", "window": TimeWindow(5, "ts")}, "no time column 'ts'"),
         ({"a": SCHEMA, "b": OTHER}, {"on": "k", "window": TimeWindow(5, {"a": "v", "b": "w"})}, "'v' .* is string"),
         ({"a": SCHEMA, "b": OTHER}, {"on": "k", "window": TimeWindow(5, {"a": "k"})}, "no time column of input 'b'"),
+        (
+            {"a": SCHEMA.append(pa.field("t", pa.date32())), "b": OTHER.append(pa.field("u", pa.int64()))},
+            {"on": "k", "window": TimeWindow(5, {"a": "t", "b": "u"})},
+            "time column of input 'a' is date32",
+        ),
         ({"a": SCHEMA, "b": OTHER}, {"on": "k", "partitions": 3}, "power of two"),
         ({"a": SCHEMA, "b": OTHER}, {"on": "k", "sequences": {"a": ["a"]}}, "not an order of b"),
         ({"a": SCHEMA, "b": OTHER}, {"on": "k", "flushing": "some"}, "flushing='some'"),
