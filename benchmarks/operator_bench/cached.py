@@ -131,7 +131,8 @@ def _grow(directory: Path, sizes: Sizes, kind: str) -> tuple[int, dict[str, int]
         stream, budget = data.stream(1.0, "shuffled"), data.budget(percent)
         operator = OPERATORS[kind](join_spec(data.relation, data.stream_schema, budget=budget, io="map"))
         batch_rows = 512 if kind == "index_nested_loop" else OFFERED_TUPLES
-        while operator.metrics.tuples_left < operator.window_capacity // 4 or (
+        # Until the window was turned over twice: memory that was never written to is not there yet.
+        while operator.metrics.tuples_left < 2 * operator.window_capacity or (
             kind == "index_nested_loop" and operator.size() < 0.8 * budget.total_bytes
         ):
             consume(operator.offer(stream.next(batch_rows)))
