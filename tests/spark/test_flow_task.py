@@ -16,7 +16,7 @@ from dovetail.spark.flow_task import FlowJoinTask
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.shard_job import TRAILER_COLUMN, ShardJob, ShardResult
 from dovetail.spark.steps import BatchClock
-from dovetail.state import FlowFingerprint, FlowStore, ShardState, read_table, write_table
+from dovetail.state import FlowFingerprint, FlowStore, ShardState, read_table, write_tables
 
 KEYS = 40_000
 CITIES = pa.table({"k": list(range(0, KEYS, 2)), "city": [f"c{key % 13}" for key in range(0, KEYS, 2)]})
@@ -58,9 +58,7 @@ class Shard:
             except StopIteration as end:
                 result: ShardResult = end.value
                 break
-        files = [
-            write_table(self.store.state_root, "1-enrich", 0, self.batch, name, table) for name, table in result.tables
-        ]
+        files = write_tables(self.store.state_root, "1-enrich", 0, self.batch, result.tables)
         self.batch += 1
         saved = ShardState(f"state-{self.batch}", (*result.kept, *files), result.values)
         if result.on_saved is not None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from dovetail.errors import DovetailError, InternalError
 from dovetail.faultpoints import fault_point
 from dovetail.relation.format import SHARD_COLUMN
-from dovetail.state import ShardState, StateFile, read_table, write_table
+from dovetail.state import ShardState, StateFile, read_table, write_tables
 
 __all__ = ["TICK_COLUMN", "TRAILER_COLUMN", "ShardJob", "ShardResult", "ShardTask", "StateReader", "rows_of_one_shard"]
 
@@ -145,11 +145,8 @@ class ShardJob:
 
     def _save(self, shard: int, result: ShardResult) -> ShardState:
         root = Path(self.state_root)
-        written = [
-            write_table(root, self.operator, shard, self.batch, name, table)
-            for name, table in result.tables
-            if table.num_rows
-        ]
+        filled = [(name, table) for name, table in result.tables if table.num_rows]
+        written = write_tables(root, self.operator, shard, self.batch, filled)
         state = ShardState(uuid.uuid4().hex, (*result.kept, *written), result.values)
         if result.on_saved is not None:
             result.on_saved(state)

@@ -2,7 +2,7 @@
 
 from dovetail.state.documents import FORMAT_VERSION
 from dovetail.state.fingerprint import FlowFingerprint
-from dovetail.state.state_files import StateFile, read_table, write_table
+from dovetail.state.state_files import StateFile, read_table, write_tables
 from dovetail.state.store import FlowStore, ShardState
 
 __all__ = [
@@ -12,5 +12,5 @@ __all__ = [
     "ShardState",
     "StateFile",
     "read_table",
-    "write_table",
+    "write_tables",
 ]

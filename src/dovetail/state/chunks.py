@@ -59,7 +59,7 @@ def save_window(
     --------
     >>> first = pa.table({"k": [1, 2, 3, 4], "__matched": [0, 0, 0, 0]})
     >>> saved = save_window(first, [(4, 0, 9)])
-    >>> file = StateFile("1-enrich/00000/00000000-a.arrow", "window", 4, 100, "digest")
+    >>> file = StateFile("1-enrich/00000/00000000-a.arrow", "window", 0, 100, 4, "digest")
     >>> second = pa.table({"k": [1, 2, 3, 4, 5], "__matched": [0, 0, 0, 0, 0]})
     >>> again = save_window(second, [(4, 0, 9), (1, 4, 9)], [file], [(4, 0, 9)], saved.places)
     >>> again.kept == (file,), [table.num_rows for _, table in again.tables], again.places

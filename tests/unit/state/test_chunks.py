@@ -27,7 +27,7 @@ class Shelf:
         saved = save_window(window, chunks, self.files, self.chunks, self.places)
         written = []
         for name, table in saved.tables:
-            file = StateFile(f"{len(self.content)}", name, table.num_rows, table.nbytes, "")
+            file = StateFile(f"{len(self.content)}", name, 0, table.nbytes, table.num_rows, "")
             self.content[file.name] = table
             written.append(file)
             self.rows_written += table.num_rows if name == "window" else 0

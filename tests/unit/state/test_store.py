@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.errors import PlanError, StateError
 from dovetail.relation.format import digest_of
-from dovetail.state import FlowFingerprint, FlowStore, ShardState, read_table, write_table
+from dovetail.state import FlowFingerprint, FlowStore, ShardState, read_table, write_tables
 from dovetail.state.documents import FORMAT_VERSION
 from dovetail.testing.flows import unnamed_state_files
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> FlowStore:
 
 
 def save(store: FlowStore, batch: int, shard: int = 0, rows: int = 3) -> ShardState:
-    file = write_table(store.state_root, "1-enrich", shard, batch, "window", pa.table({"k": list(range(rows))}))
+    (file,) = write_tables(store.state_root, "1-enrich", shard, batch, [("window", pa.table({"k": list(range(rows))}))])
     return ShardState(f"state-{batch}-{shard}", (file,), {"odometer": batch})
 
 
