@@ -125,6 +125,10 @@ class LookupJoin:
         self.metrics.lookups += distinct.size
         if self._observe is not None:
             self._observe(distinct, np.bincount(numbers, minlength=distinct.size))
+        side = StreamRows(own)
+        if self._max_multiplicity == 1 and self.spec.how in ("inner", "left") and not self.plan.verifies:
+            yield from self._put_out_single(side, codes.size, keyed, numbers, distinct.size, queries, positions)
+            return
         # The pairs of a query follow one another, whatever the order of the queries.
         starts = np.flatnonzero(np.diff(queries, prepend=-1))
         firsts_of, counts_of = np.zeros(distinct.size, np.int64), np.zeros(distinct.size, np.int64)
@@ -133,7 +137,6 @@ class LookupJoin:
         first, counts = firsts_of[numbers], counts_of[numbers]
         if keyed is not None:
             first, counts = _spread(first, keyed, codes.size), _spread(counts, keyed, codes.size)
-        side = StreamRows(own)
         if self.spec.how in ("semi", "anti") and not self.plan.verifies:
             yield from self._put_out_tuples(side, counts > 0)
         elif positions.size <= MAX_ROWS:
@@ -157,6 +160,34 @@ class LookupJoin:
 
     # ---------------------------------------------------------------- putting out
 
+    def _put_out_single(
+        self,
+        side: StreamRows,
+        tuples: int,
+        keyed: Int64Array | None,
+        numbers: Int64Array,
+        distinct: int,
+        queries: Int64Array,
+        positions: Int64Array,
+    ) -> Iterator[pa.RecordBatch]:
+        """Put out tuples of which none can have two rows: the short way, and by far the most frequent."""
+        rows, row_of_pair = self._gather(positions)
+        row_of_code = np.full(distinct, -1, np.int64)
+        row_of_code[queries] = row_of_pair
+        found = row_of_code[numbers]
+        if keyed is not None:
+            row_of_tuple = np.full(tuples, -1, np.int64)
+            row_of_tuple[keyed] = found
+            found = row_of_tuple
+        has_match = found >= 0
+        self._count(has_match)
+        chosen = np.arange(tuples)
+        if self.spec.how == "inner" and not has_match.all():
+            chosen = np.flatnonzero(has_match)
+            found = found[chosen]
+        if chosen.size:
+            yield self._counted(self.plan.joined(side, chosen, rows, found))
+
     def _put_out(
         self, side: StreamRows, first: Int64Array, counts: Int64Array, rows: pa.RecordBatch, row_of_pair: Int64Array
     ) -> Iterator[pa.RecordBatch]:
@@ -168,12 +199,7 @@ class LookupJoin:
                 # One more pair, with no row, for all who have none.
                 first, counts = np.where(has_match, first, row_of_pair.size), np.maximum(counts, 1)
                 row_of_pair = np.append(row_of_pair, -1)
-            pieces = expand_in_pieces(first, counts, row_of_pair, MAX_ROWS)
-            if self._max_multiplicity == 1:
-                # No tuple has two rows, and a batch has at most as many tuples as may be put out together.
-                own = np.flatnonzero(counts)
-                pieces = iter([(own, row_of_pair[first[own]])] if own.size else [])
-            for tuples, pairs in pieces:
+            for tuples, pairs in expand_in_pieces(first, counts, row_of_pair, MAX_ROWS):
                 yield self._counted(self.plan.joined(side, tuples, rows, pairs))
             return
         has_match = np.zeros(counts.size, np.bool_)
