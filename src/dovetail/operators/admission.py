@@ -285,6 +285,8 @@ class Admission(JoinCore):
         if not self._has_paged_columns:
             return room
         free_bytes = self._ledger.free_bytes - self._memory.output_bytes
+        if len(window):
+            free_bytes -= self._planned_bytes()
         while room and window.paged_bytes_of(part.slice(0, int(waiting[room - 1]) + 1)) > free_bytes:
             room //= 2
         if room == 0 and len(window) == 0 and self._entered_since_step == 0:

@@ -293,6 +293,11 @@ class CachedMeshJoin(MeshJoin):
         least = min(self.window_capacity // _ADMISSIONS_PER_WINDOW, self.spec.chunk_rows or self.window_capacity)
         return room if room >= least else 0
 
+    def _planned_bytes(self) -> int:
+        learning_bytes = self._learning_bytes - self._learning_account.held_bytes
+        cache_bytes = self._cache_limit_bytes - self._other_bytes("held", "shedding", "learning")
+        return max(0, learning_bytes) + max(0, cache_bytes)
+
     def _give_up_extras(self) -> bool:
         if self._other_bytes("held", "shedding") == 0:
             return False

@@ -54,6 +54,7 @@ class JoinCore:
         self._block_account = self._ledger.reserve("block", self._memory.block_bytes)
         self._window_account = self._ledger.reserve("window")
         self.results = Results(spec, self._ledger, self.metrics, self._memory.output_rows, self._memory.output_bytes)
+        self.results.give_up_extras = self._give_up_extras
         if self._shedding is not None:
             self._ledger.reserve("shedding", self._shedding.nbytes)
         self._window: StreamWindow | None = None
@@ -197,23 +198,23 @@ class JoinCore:
         """Read rows of the relation; fewer where they turn out so large that they do not fit."""
         block, size_bytes = self._read(start, rows)
         wanted_bytes = max(size_bytes, self._memory.block_bytes)
-        if (
-            wanted_bytes + self._output_room(block, size_bytes) - self._block_account.held_bytes
-            > self._ledger.free_bytes
-        ):
-            if self._pairs_done:
-                # Joined in part: a shorter block would count other pairs, and results would be lost or repeated.
-                needed = self._ledger.held_bytes - self._block_account.held_bytes + wanted_bytes
+        extra_bytes = wanted_bytes - self._block_account.held_bytes
+        # A block that is joined in part had that room; a shorter one would count other pairs, and results would be lost
+        # or repeated.
+        output_bytes = 0 if self._pairs_done else self._output_room(block, size_bytes)
+        if extra_bytes + output_bytes > self._ledger.free_bytes:
+            if rows > 1 and not self._pairs_done:
+                return self._read_block(start, rows // 2)
+            if extra_bytes > 0:
+                self._give_up_extras()
+            if self._pairs_done and extra_bytes > self._ledger.free_bytes:
+                needed = self._ledger.held_bytes + extra_bytes
                 raise BudgetError(
                     f"The block whose join was interrupted does not fit any more: {needed} bytes "
                     f"({format_bytes(needed)}) are needed, the budget has {self.budget.total_bytes}.",
                     hint="Enlarge the budget with resize_budget, then go on with step.",
                     minimum_bytes=needed,
                 )
-            if rows > 1:
-                return self._read_block(start, rows // 2)
-            if wanted_bytes > self._memory.block_bytes:
-                self._give_up_extras()
         self._block_account.resize(wanted_bytes)
         return block
 
@@ -222,6 +223,10 @@ class JoinCore:
         if size_bytes <= self._memory.block_bytes:
             return 0
         return max(self._memory.output_bytes, 2 * size_bytes // max(1, block.stop - block.start))
+
+    def _planned_bytes(self) -> int:
+        """Bytes that components besides window and output may come to hold, and do not hold yet."""
+        return 0
 
     def _give_up_extras(self) -> bool:
         """Let go of memory that results do not depend on, where tuples need it; False if there is none."""

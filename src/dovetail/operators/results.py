@@ -30,6 +30,10 @@ Int64Array = npt.NDArray[np.int64]
 Build = Callable[[int, int], pa.RecordBatch]
 
 
+def _no_extras() -> bool:
+    return False
+
+
 class Results:
     """An operator's output: assembles, bounds, accounts, and orders it.
 
@@ -51,6 +55,8 @@ class Results:
         ticket must begin again; until the operator has seen to that, results of theirs are refused.
     reserved_bytes
         Ordered output only: what is to be left free besides, when results are held, for what others plan to hold.
+    give_up_extras
+        Lets go of memory that results do not depend on, and tells whether there was any.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Results:
         self.boundary: int | None = None
         self.cut_ticket: int | None = None
         self.reserved_bytes = 0
+        self.give_up_extras: Callable[[], bool] = _no_extras
         self._ledger = ledger
         self.metrics = metrics
         self._output_account = ledger.reserve("output")
@@ -95,6 +102,8 @@ class Results:
             if size_bytes <= self._ledger.free_bytes:
                 return stop, batch, size_bytes
             if stop - start == 1:
+                if self.give_up_extras():
+                    continue
                 needed = self._ledger.held_bytes + size_bytes
                 raise BudgetError(
                     f"One output row of {format_bytes(size_bytes)} does not fit what is free of the budget, "
