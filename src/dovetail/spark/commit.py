@@ -25,11 +25,11 @@ import dovetail
 from dovetail.errors import StateError
 from dovetail.faultpoints import fault_point
 from dovetail.spark.determinism import require_deterministic
-from dovetail.spark.routing import routed
+from dovetail.spark.routing import Router
 from dovetail.spark.shard_job import ShardJob
 from dovetail.spark.sinks.base import Sink
 from dovetail.spark.steps import BatchClock, Step, StepRecord
-from dovetail.spark.ticks import without_ticks
+from dovetail.spark.ticks import with_ticks, without_ticks
 from dovetail.spark.trailers import Trailers, with_trailer
 from dovetail.state import FlowStore, ShardState
 
@@ -63,10 +63,20 @@ class CommitProtocol:
         self._stages, self._store, self._sink = tuple(stages), store, sink
         self._drains_always, self._keep_commits = drains_always, keep_commits
         self._steps = [stage for stage in stages if isinstance(stage, Step)]
+        self._routers: dict[str, Router] = {}
         self._last_commit: Commit | None = None
         self._runs_since_cleanup = _CLEAN_EVERY
         self.drain_requested = False
         self.on_commit: Callable[[Commit, Commit | None, bool], None] | None = None
+
+    def input_of(self, df: DataFrame) -> DataFrame:
+        """The streaming DataFrame whose micro-batches `run` takes.
+
+        What the first step does in the JVM is planned here, once, and not anew in every micro-batch.
+        """
+        rows = without_ticks(with_ticks(df))
+        first = self._stages[0] if self._stages else None
+        return first.route([rows]) if isinstance(first, Step) else rows
 
     def run(self, df: DataFrame, batch: int) -> None:
         """Process one micro-batch; called by Spark, again after a crash."""
@@ -153,13 +163,14 @@ class CommitProtocol:
     # ================================================================ 2. job, 3. commit
 
     def _run_job(self, df: DataFrame, batch: int, intent: Mapping[str, Any], previous: Commit | None) -> Commit:
-        rows = without_ticks(df)
+        rows = df
         collectors: dict[str, Trailers] = {}
         for position, stage in enumerate(self._stages):
             if isinstance(stage, Step):
                 is_last = position == len(self._stages) - 1
                 collectors[stage.name] = Trailers(stage.name, stage.shards, is_last)
-                rows = self._apply(stage, rows, batch, intent, previous, collectors[stage.name], is_last)
+                placed = rows if position == 0 else stage.route([rows])
+                rows = self._apply(stage, placed, batch, intent, previous, collectors[stage.name], is_last)
             else:
                 rows = stage(rows)
                 require_deterministic(rows, "a transformation")
@@ -182,14 +193,15 @@ class CommitProtocol:
     def _apply(
         self,
         step: Step,
-        rows: DataFrame,
+        placed: DataFrame,
         batch: int,
         intent: Mapping[str, Any],
         previous: Commit | None,
         trailers: Trailers,
         is_last: bool,
     ) -> DataFrame:
-        placed, sort_by = step.route([rows])
+        if step.name not in self._routers:
+            self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by)
         record = _record(previous, step)
         job = ShardJob(
             state_root=str(self._store.state_root),
@@ -200,7 +212,7 @@ class CommitProtocol:
             intent=intent["operators"][step.name],
             mapped_schema=to_arrow_schema(step.mapped_schema, timezone="UTC"),
         )
-        mapped = routed(placed, step.shards, sort_by).mapInArrow(job, with_trailer(step.mapped_schema))
+        mapped = self._routers[step.name].route(placed).mapInArrow(job, with_trailer(step.mapped_schema))
         return step.finish(trailers.watch(mapped))
 
     # ================================================================ 4. publish

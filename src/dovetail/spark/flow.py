@@ -25,7 +25,6 @@ from dovetail.spark.flow_step import EnrichStep, Refresh
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.sinks.base import Sink, SinkContext
 from dovetail.spark.steps import Step
-from dovetail.spark.ticks import with_ticks
 from dovetail.state import FlowFingerprint, FlowStore
 from dovetail.state.store import FEWEST_COMMITS_KEPT
 
@@ -195,7 +194,7 @@ class Flow:
         protocol = CommitProtocol(self._stages, store, sink, drains_always=ends_by_itself, keep_commits=keep_commits)
         query = FlowQuery(protocol, self.name)
         writer = (
-            with_ticks(self._source)
+            protocol.input_of(self._source)
             .writeStream.foreachBatch(query.run_batch)
             .queryName(self.name)
             .option("checkpointLocation", str(store.checkpoint))

@@ -51,7 +51,7 @@ class EnrichStep(Step):
         self._stream_schema = to_arrow_schema(own, timezone="UTC")
         first = [CODE_COLUMN] if plan.recipe.code_from is None else [plan.recipe.code_from]
         others = [field.name for field in own if field.name not in first and is_sortable(field.dataType)]
-        self._sort_by = [*(name for name in first if name in own.names), *others]
+        self.sort_by = [*(name for name in first if name in own.names), *others]
         self._parallelism = max(1, stream.sparkSession.sparkContext.defaultParallelism)
         self._owner = uuid.uuid4().hex
 
@@ -74,10 +74,10 @@ class EnrichStep(Step):
     def _placed(self, df: DataFrame) -> DataFrame:
         return self.plan.prepare(df, "shard" if self.plan.has_equality else "replicate", moves_rows=False)
 
-    def route(self, inputs: Sequence[DataFrame]) -> tuple[DataFrame, list[str]]:
+    def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """The stream with keys aligned, codes and shards."""
         (df,) = inputs
-        return self._placed(df), self._sort_by
+        return self._placed(df)
 
     def decide(self, previous: StepRecord | None, clock: BatchClock) -> dict[str, Any]:
         """The relation's version, and how far the disk phase goes."""

@@ -62,7 +62,7 @@ class MultiJoinStep(Step):
         )
         self.mapped_schema = encoded_schema(self._carried)
         slots = zip(layout.names, layout.types, strict=True)
-        self._sort_by = [INPUT_COLUMN, CODE_COLUMN, *(name for name, kind in slots if is_sortable(kind))]
+        self.sort_by = [INPUT_COLUMN, CODE_COLUMN, *(name for name, kind in slots if is_sortable(kind))]
         self._owner = uuid.uuid4().hex
 
     def fingerprint(self) -> dict[str, Any]:
@@ -81,11 +81,11 @@ class MultiJoinStep(Step):
             "partitions": self.spec.partitions,
         }
 
-    def route(self, inputs: Sequence[DataFrame]) -> tuple[DataFrame, list[str]]:
+    def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """The tagged rows of all inputs, each with its shard."""
         (rows,) = inputs
         shard = shard_column(F.col(CODE_COLUMN), self.shards).alias(SHARD_COLUMN)
-        return rows.select(shard, INPUT_COLUMN, CODE_COLUMN, *self.layout.names), self._sort_by
+        return rows.select(shard, INPUT_COLUMN, CODE_COLUMN, *self.layout.names)
 
     def decide(self, previous: StepRecord | None, clock: BatchClock) -> dict[str, Any]:
         """The time, the watermark that all shards judge by, and whether anything may wait."""

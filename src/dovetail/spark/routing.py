@@ -13,24 +13,46 @@ from pyspark.sql import types as T
 from dovetail.relation.format import SHARD_COLUMN
 from dovetail.spark.shard_job import TICK_COLUMN
 
-__all__ = ["is_sortable", "routed"]
+__all__ = ["Router", "is_sortable"]
 
 
-def routed(rows: DataFrame, shards: int, sort_by: Sequence[str]) -> DataFrame:
-    """Rows with a column ``__shard``, each shard in one partition, sorted there.
+class Router:
+    """Sends rows to the shards of a step, sorted there by the code and then by all else that can be.
 
-    Sorted by the code and then by all else that can be, so that a task that runs twice sees the same rows in the same
-    order, however they arrived.
+    So a task that runs twice sees the same rows in the same order, however they arrived. The columns are described to
+    the JVM once, not in every micro-batch.
+
+    Parameters
+    ----------
+    schema
+        Of the rows, ``__shard`` among them.
+    shards
+        How many shards there are.
+    sort_by
+        The names to sort by.
     """
-    others = [name for name in rows.columns if name != SHARD_COLUMN]
-    ticks = rows.sparkSession.range(0, shards, 1, 1).select(
-        F.col("id").cast("int").alias(SHARD_COLUMN),
-        F.lit(True).alias(TICK_COLUMN),
-        *(F.lit(None).cast(rows.schema[name].dataType).alias(name) for name in others),
-    )
-    stream = rows.select(SHARD_COLUMN, F.lit(None).cast("boolean").alias(TICK_COLUMN), *others)
-    order = [F.col(TICK_COLUMN).asc_nulls_last(), *(F.col(name).asc_nulls_first() for name in sort_by)]
-    return stream.union(ticks).repartitionById(shards, F.col(SHARD_COLUMN)).sortWithinPartitions(*order)
+
+    def __init__(self, schema: T.StructType, shards: int, sort_by: Sequence[str]) -> None:
+        others = [field for field in schema if field.name != SHARD_COLUMN]
+        self._shards = shards
+        self._ticks = [
+            F.col("id").cast("int").alias(SHARD_COLUMN),
+            F.lit(True).alias(TICK_COLUMN),
+            *(F.lit(None).cast(field.dataType).alias(field.name) for field in others),
+        ]
+        self._rows = [
+            F.col(SHARD_COLUMN),
+            F.lit(None).cast("boolean").alias(TICK_COLUMN),
+            *(F.col(field.name) for field in others),
+        ]
+        self._order = [F.col(TICK_COLUMN).asc_nulls_last(), *(F.col(name).asc_nulls_first() for name in sort_by)]
+        self._shard = F.col(SHARD_COLUMN)
+
+    def route(self, rows: DataFrame) -> DataFrame:
+        """The rows and the shards' ticks, each shard in one partition."""
+        ticks = rows.sparkSession.range(0, self._shards, 1, 1).select(*self._ticks)
+        together = rows.select(*self._rows).union(ticks)
+        return together.repartitionById(self._shards, self._shard).sortWithinPartitions(*self._order)
 
 
 def is_sortable(kind: T.DataType) -> bool:

@@ -59,21 +59,24 @@ class Step(ABC):
         The columns it puts out, as the user sees them.
     mapped_schema
         The columns of what its tasks put out.
+    sort_by
+        The routed columns to sort by within a shard, the code first.
     """
 
     name: str
     shards: int
     output: T.StructType
     mapped_schema: T.StructType
+    sort_by: list[str]
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on, ready for JSON; see `FlowFingerprint`."""
 
     @abstractmethod
-    def route(self, inputs: Sequence[DataFrame]) -> tuple[DataFrame, list[str]]:
-        """The inputs as one DataFrame of the columns that tasks read, ``__shard`` among them, and the names to sort
-        by within a shard. All names must be free of dots and backticks."""
+    def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
+        """The inputs, streaming or not, as one DataFrame of the columns that tasks read, ``__shard`` among them. All
+        names must be free of dots and backticks."""
 
     @abstractmethod
     def decide(self, previous: StepRecord | None, clock: BatchClock) -> dict[str, Any]:

@@ -12,7 +12,7 @@ CLOCK_COLUMN = "__clock"
 
 
 def with_ticks(df: DataFrame) -> DataFrame:
-    """A streaming DataFrame that has something new at every trigger."""
+    """A streaming DataFrame that has something new at every trigger; `without_ticks` gives its own rows back."""
     if CLOCK_COLUMN in df.columns:
         raise PlanError(f"The stream has a column {CLOCK_COLUMN!r}, a name that flows use.", hint="Rename it.")
     # Not the source "rate": under available-now it ignores its limits.
@@ -25,5 +25,5 @@ def with_ticks(df: DataFrame) -> DataFrame:
 
 
 def without_ticks(df: DataFrame) -> DataFrame:
-    """A micro-batch of `with_ticks`, as the stream's own rows."""
+    """The stream's own rows of `with_ticks`. The source still ticks: what it offers counts, not what is read of it."""
     return df.where(F.col(CLOCK_COLUMN).isNull()).drop(CLOCK_COLUMN)

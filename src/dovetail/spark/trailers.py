@@ -43,7 +43,7 @@ class Trailers:
     def watch(self, mapped: DataFrame) -> DataFrame:
         """What the tasks put out, without the trailers; they are collected as it is computed."""
         observed = mapped.observe(self._observation, F.collect_list(TRAILER_COLUMN).alias("trailers"))
-        return observed.where(F.col(TRAILER_COLUMN).isNull()).drop(TRAILER_COLUMN)
+        return observed.where(f"{TRAILER_COLUMN} IS NULL").drop(TRAILER_COLUMN)
 
     def collect(self) -> tuple[StepRecord, int]:
         """What the shards left behind, and how many rows they put out; after the job has run.
