@@ -24,8 +24,9 @@ from dovetail.operators.spec import JoinSpec
 from dovetail.relation import Relation
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.spark.join_recipe import JoinRecipe
+from dovetail.spark.local_directory import local_directory
 from dovetail.spark.lookup_join import LookupJoin
-from dovetail.spark.shared_cache import CachedReader, RowIndex, SharedCache, local_directory
+from dovetail.spark.shared_cache import CachedReader, RowIndex, SharedCache
 
 __all__ = ["CacheFront", "attached", "pays", "shared_cache"]
 
@@ -43,7 +44,8 @@ def shared_cache(
     recipe: JoinRecipe, reader: RelationShard, budget: Budget, shard: int | None, directory: Path | None = None
 ) -> SharedCache | None:
     """The cache of a relation, or of one shard of it, on this host; None where none pays or can be kept."""
-    where = local_directory() if directory is None else directory
+    local = local_directory()
+    where = local / "dovetail-cache" if local is not None and directory is None else directory
     if where is None or not recipe.on or budget.total_bytes < LEAST_BUDGET_BYTES or not pays(recipe, reader):
         return None
     identity = recipe.relation_id, recipe.path, recipe.relation_columns, shard

@@ -33,7 +33,7 @@ from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.relation import Relation
 from dovetail.spark.cache_file import FOOTER_BYTES, Generation, GenerationWriter
 
-__all__ = ["CachedReader", "RowIndex", "SharedCache", "local_directory"]
+__all__ = ["CachedReader", "RowIndex", "SharedCache"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -55,12 +55,6 @@ class RowIndex(Protocol):
     def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]: ...
     def count(self, codes: Int64Array) -> Int64Array: ...
     def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]: ...
-
-
-def local_directory() -> Path | None:
-    """Where this worker may keep files for as long as the application runs."""
-    named = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return Path(named) / "dovetail-cache" if named and os.path.isdir(named) else None
 
 
 class _Counter:
