@@ -59,7 +59,9 @@ def test_auto_looks_up_a_value_with_very_many_rows_within_bounded_memory(tmp_pat
     batch = batch_of([3, 50, 4, 50, 99])
     operator = AutoJoin(join_spec(relation, batch.schema, budget="100kB"), factors=LOOKUP)
     assert operator.looks_up
-    list(operator.offer(batch_of([7])))
+    # What a compiler takes is not what is measured: everything is compiled by another operator first.
+    for _ in AutoJoin(operator.spec, factors=LOOKUP).offer(batch):
+        pass
     tracemalloc.start()
     found = [row["id"] for out in operator.offer(batch) for row in out.to_pylist()]
     _, peak_bytes = tracemalloc.get_traced_memory()
