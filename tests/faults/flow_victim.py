@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-KEYS, CITIES, ROWS_PER_FILE = 500, 7, 60
+KEYS, CITIES, ROWS_PER_FILE = 20_000, 7, 60
 DONE, FAILED = 0, 3
 
 CITY_OF = [{"k": key, "city": f"c{key % CITIES}"} for key in range(0, KEYS, 2)]
@@ -22,7 +22,7 @@ def orders(number: int) -> pa.Table:
     """The content of a file of the feed."""
     first = number * ROWS_PER_FILE
     numbers = list(range(first, first + ROWS_PER_FILE))
-    return pa.table({"n": numbers, "k": pa.array([n * 31 % KEYS if n % 13 else None for n in numbers], pa.int64())})
+    return pa.table({"n": numbers, "k": pa.array([n * 7919 % KEYS if n % 13 else None for n in numbers], pa.int64())})
 
 
 def relations(root: Path) -> tuple[Any, Any]:
@@ -38,12 +38,12 @@ def relations(root: Path) -> tuple[Any, Any]:
 
 
 def flow_on(spark: Any, root: Path) -> Any:
-    """The flow: tuples wait in both joins for up to half a second."""
+    """The flow: in the first join tuples wait for many micro-batches, so that each has state to save."""
     import dovetail as dt
 
     cities, mayors = relations(root)
     source = spark.readStream.schema("n long, k long").option("maxFilesPerTrigger", 1).parquet(str(root / "feed"))
-    options = {"how": "left", "budget": "400kB", "max_delay": "500 ms"}
+    options = {"how": "left", "budget": "400kB", "max_delay": "1 hour"}
     return (
         dt.stream(source, "killed")
         .enrich(cities, on="k", strategy="mesh", **options)
@@ -76,8 +76,10 @@ def main(root: Path) -> int:
         progress = query.progress
         if progress is not None:
             taken = progress.operators[0].totals.stream_tuples_in
-            if taken == offered and progress.pending == 0:
-                query.stop()
+            if taken == offered:
+                query.stop(drain=True)
+                if query.exception() is not None or query.progress.pending:
+                    break
                 print("done", flush=True)
                 return DONE
         time.sleep(0.02)

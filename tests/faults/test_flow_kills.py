@@ -24,7 +24,6 @@ POINTS = [
     "flow.commit.linked",
     "sink.parquet.renamed",
     "flow.job.after",
-    "flow.fingerprint.linked",
     "flow.batch.before",
     "flow.intent.before",
     "flow.intent.linked",
@@ -106,6 +105,8 @@ def test_flow_killed_at_every_step_and_at_random_times_loses_and_repeats_nothing
     VICTIM.relations(tmp_path)
     kills = KILLS_EVERY_DAY if fault_rounds < 10 else 2 * fault_rounds
     ends: Counter[str] = Counter()
+    if kills > KILLS_EVERY_DAY:
+        assert run_victim(tmp_path, "flow.fingerprint.linked") == -signal.SIGKILL
     for number in range(kills):
         for _ in range(2):
             feed.add(VICTIM.orders(len(feed.files())))
@@ -122,7 +123,7 @@ def test_flow_killed_at_every_step_and_at_random_times_loses_and_repeats_nothing
         rows = Counter(row["n"] for row in published_rows(tmp_path / "out"))
         assert not rows or max(rows.values()) == 1, f"repeated after {where}: {rows.most_common(3)}"
     print(dict(ends))
-    assert ends["killed"] + ends["worker killed"] >= kills * 0.8
+    assert ends["killed"] + ends["worker killed"] >= kills * 0.9
     assert run_victim(tmp_path) == VICTIM.DONE, (tmp_path / "victim.log").read_text()[-3000:]
     assert_same_rows(published_rows(tmp_path / "out"), oracle(feed), f"after {kills} kills")
     assert unnamed_state_files(tmp_path / "checkpoint") == set()

@@ -174,6 +174,7 @@ class FlowJoinTask:
             yield from join.drain()
             return
         cycle_steps = -(-join.spec.shard.num_rows // join.block_rows)
+        # At least one step: where the shard is small, it answers everything that waits.
         for _ in range(math.ceil(intent["pace"] * cycle_steps)):
             if not join.pending:
                 return
