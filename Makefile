@@ -34,8 +34,12 @@ demo-flow: setup  ## a flow that is killed and started again: every row exactly 
 	@$(RUN) python examples/flow_demo.py $(ARGS)
 
 .PHONY: test
-test: setup  ## all tests that need no service, also with the JIT off and with forced collisions
+test: setup  ## all tests that need no service
 	@$(RUN) scripts/run-tests $(ARGS)
+
+.PHONY: test-variants
+test-variants: setup  ## the kernels' and operators' tests with the JIT off, and with forced collisions
+	@$(RUN) scripts/run-tests --variants $(ARGS)
 
 .PHONY: test-faults
 test-faults: setup  ## the fault tests at full size: every kill repeated 50 times

@@ -27,7 +27,7 @@ from dovetail.testing.rows import assert_same_rows, rows_of
 from dovetail.testing.snapshots import through_storage
 
 NAMES = "abcdef"
-EXAMPLES = max(2, settings().max_examples // 8)
+EXAMPLES = max(2, settings().max_examples // 12)
 
 
 @dataclass

@@ -5,6 +5,8 @@ remove old versions of it, never start Spark.
 """
 
 import os
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -261,15 +263,41 @@ def _write(
 def _saying_what_became_of(path: str) -> Iterator[None]:
     """Turn Ctrl-C into a message that says whether the new version was committed before it."""
     before = _newest_version(path)
-    try:
-        yield
-    except KeyboardInterrupt:
+    with _noticing_interrupts() as was_interrupted:
+        try:
+            yield
+            return
+        except (KeyboardInterrupt, Exception) as error:
+            # Ctrl-C cancels Spark's job first, and what that call runs into may be all that reaches us.
+            if not isinstance(error, KeyboardInterrupt) and not was_interrupted():
+                raise
         after = _newest_version(path)
         if after != before:
             raise Interrupted(f"Interrupted, but version {after} of {path} had already been committed.") from None
         if before is None:
             raise Interrupted(f"Interrupted: nothing was committed, {path} has no version yet.") from None
         raise Interrupted(f"Interrupted: nothing was committed, {path} is still at version {before}.") from None
+
+
+@contextmanager
+def _noticing_interrupts() -> Iterator[Callable[[], bool]]:
+    """Tell whether Ctrl-C was pressed, whoever handles it; Spark installs a handler of its own when it starts."""
+    told, telling = socket.socketpair()
+    with told, telling:
+        told.setblocking(False)
+        telling.setblocking(False)
+        previous = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
+
+        def was_interrupted() -> bool:
+            try:
+                return signal.SIGINT in told.recv(4096)
+            except BlockingIOError:
+                return False
+
+        try:
+            yield was_interrupted
+        finally:
+            signal.set_wakeup_fd(previous)
 
 
 def _newest_version(path: str) -> int | None:

@@ -131,7 +131,7 @@ def test_balanced_caches_values_that_come_often_first_where_there_is_little_room
     codes = [code for code in range(200) for _ in range(1 + 30 * (code < 5))]
     # In the order of the codes, a window would see one hot value at a time.
     chance = random.Random(7)
-    for _ in range(60):
+    for _ in range(24):
         chance.shuffle(codes)
         run_cycle(driver, stream.batch(*codes))
     cached = cached_values(driver.operator)
