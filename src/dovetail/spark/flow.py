@@ -1,7 +1,9 @@
 """Flows: stateful dataflows with exactly-once results.
 
->>> flow = dt.stream(orders, name="orders").enrich(customers, on="id", max_delay="5 seconds")   # doctest: +SKIP
->>> query = flow.write(dt.sinks.parquet(path), checkpoint=checkpoint, trigger="2 seconds")      # doctest: +SKIP
+::
+
+    flow = dt.stream(orders, name="orders").enrich(customers, on="id", max_delay="5 seconds")
+    query = flow.write(dt.sinks.parquet(path), checkpoint=checkpoint, trigger="2 seconds")
 """
 
 import os
