@@ -53,6 +53,10 @@ class MultiJoinTask:
     ----------
     spec
         The join, with the budget of one shard.
+    numbers
+        For each input, what its rows are tagged with.
+    codes
+        How many columns of codes there are.
     places
         For each input, the slot of each of its columns.
     output_names
@@ -64,6 +68,8 @@ class MultiJoinTask:
     """
 
     spec: MJoinSpec
+    numbers: tuple[int, ...]
+    codes: int
     places: tuple[tuple[int, ...], ...]
     output_names: tuple[str, ...]
     owner: str
@@ -113,24 +119,26 @@ class MultiJoinTask:
             tags = batch.column(0).to_numpy(zero_copy_only=False)
             changes = (np.flatnonzero(np.diff(tags)) + 1).tolist()
             for start, stop in pairwise([0, *changes, len(tags)]):
-                tag = int(tags[start])
-                if parts and (tag != current or rows >= _MOST_ROWS_TOGETHER):
+                i = self.numbers.index(int(tags[start]))
+                if parts and (i != current or rows >= _MOST_ROWS_TOGETHER):
                     yield self.spec.names[current], _together(parts)
                     parts, rows = [], 0
-                current = tag
-                parts.append(self._input_batch(tag, batch.slice(start, stop - start)))
+                current = i
+                parts.append(self._input_batch(i, batch.slice(start, stop - start)))
                 rows += stop - start
         if parts:
             yield self.spec.names[current], _together(parts)
 
-    def _input_batch(self, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = self.spec.schemas[self.spec.names[number]]
-        columns = [batch.column(1)]
-        for field, slot in zip(schema, self.places[number], strict=True):
-            column = batch.column(2 + slot)
+    def _input_batch(self, i: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        schema = self.spec.schemas[self.spec.names[i]]
+        attributes = self.spec.input_attributes[i]
+        columns = [batch.column(1 + place) for place in range(len(attributes))]
+        for field, slot in zip(schema, self.places[i], strict=True):
+            column = batch.column(1 + self.codes + slot)
             # The same moments may be told in the session's time zone.
             columns.append(column if column.type == field.type else column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, names=[self.spec.code_columns[0], *schema.names])
+        names = [self.spec.code_columns[k] for k in attributes]
+        return pa.RecordBatch.from_arrays(columns, names=[*names, *schema.names])
 
     def _put_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -165,6 +173,7 @@ class MultiJoinTask:
             "version": None,
             "watermark": given.intent["watermark"],
             "latest": join.scalars()["greatest_time"],
+            "pending_low": min((d.pending_low for d in join.state.domains if d.pending_low is not None), default=None),
         }
 
         def keep(saved: ShardState) -> None:
