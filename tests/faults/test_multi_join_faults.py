@@ -68,7 +68,7 @@ def test_full_spill_directory_is_a_clear_error_and_the_join_goes_on_when_there_i
             first = ROWS_PER_FILE * len(feed.files())
             numbers = range(first, first + ROWS_PER_FILE)
             feed.add(
-                pa.table({"k": [n * 7 % 300 for n in numbers], f"v{name}": [f"{name}{n}" + "x" * 100 for n in numbers]})
+                pa.table({"k": [n * 7 % 200 for n in numbers], f"v{name}": [f"{name}{n}" + "x" * 100 for n in numbers]})
             )
 
     def flow() -> Flow:
