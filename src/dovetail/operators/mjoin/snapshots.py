@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from dovetail.errors import StateError
 from dovetail.operators.mjoin.chunk import DIRECT, Chunk
-from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.spill import Piece, chunk_table, tuples_of
 from dovetail.operators.mjoin.state import JoinState
 from dovetail.operators.protocol import Snapshot
@@ -59,12 +58,12 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
         "chooser": join.chooser.state(),
         "metrics": join.metrics.as_dict(),
     }
-    return Snapshot(join.kind, join.spec.fingerprint(), tables, values)
+    return Snapshot(join.kind, join.fingerprint(), tables, values)
 
 
 def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Callable[[str], pa.Table] | None) -> None:
     """Give a join the state of a snapshot; refused, with nothing changed, if it is of something else."""
-    if snapshot.kind != join.kind or dict(snapshot.fingerprint) != join.spec.fingerprint():
+    if snapshot.kind != join.kind or dict(snapshot.fingerprint) != join.fingerprint():
         raise StateError(
             f"This snapshot is of another join ({snapshot.kind!r}): inputs, join attributes, join type, window and "
             "partitions must be the same.",
@@ -95,7 +94,7 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Callable[[str], p
         domain.log = [(int(i), int(stamp)) for i, stamp in log]
     join.set_scalars(values)
     join.chooser.restore(values["chooser"])
-    restored = MJoinMetrics.from_dict(dict(values["metrics"]))
+    restored = type(join.metrics).from_dict(dict(values["metrics"]))
     for field in restored.as_dict():
         setattr(join.metrics, field, getattr(restored, field))
 

@@ -41,8 +41,8 @@ class Piece:
     """Tuples of one hash partition of one input on disk; what is resident of them is one bit each where needed."""
 
     __slots__ = (
-        "bytes", "departure", "done", "file", "level", "max_arrival", "max_low", "min_low", "number", "partition",
-        "rows", "serial",
+        "bytes", "departure", "done", "file", "level", "max_arrival", "max_code", "max_low", "min_code", "min_low",
+        "number", "partition", "rows", "serial",
     )  # fmt: skip
 
     def __init__(self, chunk: Chunk, file: Path, number: int, departure: int, partition: int) -> None:
@@ -56,6 +56,7 @@ class Piece:
         self.departure = departure
         self.max_arrival = chunk.max_arrival
         self.min_low, self.max_low = chunk.min_low, chunk.max_low
+        self.min_code, self.max_code = int(chunk.codes[0].min()), int(chunk.codes[0].max())
         self.done: UInt8Array | None = chunk.done
         self.level = chunk.level
 

@@ -135,7 +135,7 @@ class JoinState:
         self.memory = [[] for _ in self.memory]
         self.direct = [[] for _ in self.direct]
         self.account()
-        self._close_empty_domains()
+        self.close_empty_domains()
 
     def adopt(self, i: int, chunk: Chunk, place: str) -> None:
         """Take over a chunk of a snapshot: in memory, on its way to disk, or on disk."""
@@ -143,7 +143,7 @@ class JoinState:
             self.memory[i].append(chunk)
         elif place == "direct":
             self.direct[i].append(chunk)
-            self._count_direct(chunk, 1)
+            self.count_direct(chunk, 1)
         else:
             self._file(i, self._write(i, [chunk], chunk.departure))
         self.account()
@@ -160,10 +160,10 @@ class JoinState:
             goes_to_disk = np.repeat(self.spilled, np.diff(offsets))
             if goes_to_disk.any():
                 # The parts together can be a little larger than the whole, by their index.
-                direct = self._part(chunk, goes_to_disk)
+                direct = self.part_of(chunk, goes_to_disk)
                 direct.departure = DIRECT
-                resident = self._part(chunk, ~goes_to_disk)
-                self._count_direct(direct, 1)
+                resident = self.part_of(chunk, ~goes_to_disk)
+                self.count_direct(direct, 1)
                 self.direct[i].append(direct)
                 self._metrics.flushed_rows += len(direct)
         if len(resident):
@@ -190,7 +190,8 @@ class JoinState:
             self.account()
             self.work.resize(0)
 
-    def _part(self, chunk: Chunk, mask: BoolArray) -> Chunk:
+    def part_of(self, chunk: Chunk, mask: BoolArray) -> Chunk:
+        """Some rows of a chunk, as a chunk of their own."""
         part = Chunk.of_ordered(self.next_serial(), chunk.tuples.filter(mask), self.spec.partitions, chunk.level)
         part.departure = chunk.departure
         return part
@@ -209,7 +210,8 @@ class JoinState:
                 low = int(chunk.low[offsets[number] : offsets[number + 1]].min())
                 domain.pending_low = low if domain.pending_low is None else min(domain.pending_low, low)
 
-    def _count_direct(self, chunk: Chunk, sign: int) -> None:
+    def count_direct(self, chunk: Chunk, sign: int) -> None:
+        """Count a chunk's rows as on their way to disk, or no longer."""
         for partition, rows in enumerate(np.diff(chunk.partition_offsets(self.spec.partitions)).tolist()):
             self.domains[partition].direct_rows += sign * rows
 
@@ -243,15 +245,15 @@ class JoinState:
             self.memory[i] = list(self._unexpired(i, self.memory[i], horizon))
             if self.direct[i]:
                 for chunk in self.direct[i]:
-                    self._count_direct(chunk, -1)
+                    self.count_direct(chunk, -1)
                 self.direct[i] = list(self._unexpired(i, self.direct[i], horizon))
                 for chunk in self.direct[i]:
-                    self._count_direct(chunk, 1)
+                    self.count_direct(chunk, 1)
         for domain in self.domains:
             if domain.pending == 0:
                 self._purge_pieces(domain, horizon)
         self.account()
-        self._close_empty_domains()
+        self.close_empty_domains()
 
     def _unexpired(self, i: int, chunks: Iterable[Chunk], horizon: int) -> Iterator[Chunk]:
         """The chunks without those that have expired, nor the expired rows where they are at least half of a chunk."""
@@ -264,7 +266,7 @@ class JoinState:
             self._metrics.purged_rows += count
             if count < len(chunk):
                 self.work.resize(min(chunk.nbytes, self.limits.work))
-                yield self._part(chunk, ~drop)
+                yield self.part_of(chunk, ~drop)
                 self.work.resize(0)
 
     def _purge_pieces(self, domain: Domain, horizon: int) -> None:
@@ -280,7 +282,7 @@ class JoinState:
         self.store.drop(piece)
         self._done_bytes.shrink(piece.resident_bytes)
 
-    def _close_empty_domains(self) -> None:
+    def close_empty_domains(self) -> None:
         """Partitions with nothing left on disk are in memory again: their arrivals probe as before."""
         for number, domain in enumerate(self.domains):
             if not domain.is_open and domain.pending == 0:
@@ -355,7 +357,7 @@ class JoinState:
             if self.direct[i]:
                 pieces = self._write(i, self._pieces_of(self.direct[i], everything), DIRECT)
                 for chunk in self.direct[i]:
-                    self._count_direct(chunk, -1)
+                    self.count_direct(chunk, -1)
                 self.direct[i] = []
                 self.account()
                 self._file(i, pieces)
@@ -429,7 +431,7 @@ class JoinState:
                 kept.append(chunk)
             elif stays.any():
                 self.work.resize(min(chunk.nbytes, self.limits.work))
-                kept.append(self._part(chunk, stays))
+                kept.append(self.part_of(chunk, stays))
                 self.work.resize(0)
         self.memory[i] = kept
 
