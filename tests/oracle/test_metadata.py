@@ -235,7 +235,8 @@ def _check_all_passed_on(
     schema = pa.schema([case.schemas["a"].field(c) for c in case.key_columns])
     every = [dict(zip(case.key_columns, case.key(n), strict=True)) for n in range(VALUES)]
     keys = pa.RecordBatch.from_pylist(every, schema=schema)
-    for bound in (b for given in promised.values() for b in given if set(b.columns) <= set(case.key_columns)):
+    every_bound = [bound for of_input in promised.values() for bound in of_input]
+    for bound in (bound for bound in every_bound if set(bound.columns) <= set(case.key_columns)):
         closed = bound.matches(keys)
         for p in passed_on:
             if set(p.columns) <= set(case.key_columns):

@@ -4,8 +4,9 @@ A punctuation of an input is passed on once the input holds no tuple that matche
 came have given all their results or can give none. It then says of the output: no later row matches. Where the join
 column is an integer, a date or a timestamp, parts of a punctuation are passed on as they become true.
 
-That holds where every row of the output has a tuple of that input in it. Of an outer or anti join, rows of the preserved
-input come out alone, so it is its punctuations on the join column that are passed on; of a full join, what both promise.
+That holds where every row of the output has a tuple of that input in it. Of an outer or anti join, rows of the
+preserved input come out alone, so it is its punctuations on the join column that are passed on; of a full join, what
+both promise.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from dovetail.errors import BudgetError
 from dovetail.kernels.bucket_index import partitions_of
+from dovetail.memory import Reservation
 from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
 from dovetail.operators.metadata.intervals import IntervalSet
 from dovetail.operators.metadata.keys import Keys
@@ -131,6 +132,19 @@ class MetadataJoin(MJoin):
         """Closed join values whose tuples have not been purged yet."""
         return self._unpurged
 
+    def keeps_order(self, name: str) -> bool:
+        """Whether the order in which an input's tuples are offered is part of what it promises."""
+        return self._promises.keeps_order(self._number(name))
+
+    def is_held_elsewhere(self, i: int, codes: Int64Array) -> bool:
+        """Whether another input holds tuples in memory with one of these codes."""
+        others = (chunk for j, chunks in enumerate(self.state.memory) if j != i for chunk in chunks)
+        return any(chunk.find(0, codes)[2] > 0 for chunk in others)
+
+    def reserve(self, component: str) -> Reservation:
+        """An account within the join's budget for a component around it."""
+        return self._ledger.reserve(component)
+
     # ---------------------------------------------------------------- input
 
     def _offer(self, i: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -222,8 +236,9 @@ class MetadataJoin(MJoin):
                 codes = None if codes is None else np.concatenate([codes, chunk.codes[0][matched]])
         if self.collection.is_over_limit():
             yield from self._forget()
-        elif count:
-            self._account_promises()
+            return
+        self._account_promises()
+        if count:
             yield from self._purge_or_wait(codes, count)
 
     # ---------------------------------------------------------------- punctuations
