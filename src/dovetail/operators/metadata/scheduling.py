@@ -88,12 +88,34 @@ class _Queue:
     items: deque[pa.RecordBatch | BoundPunctuation] = field(default_factory=deque)
     pool: list[pa.RecordBatch] = field(default_factory=list)
     taken: int = 0
+    nbytes: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of it."""
-        held = [int(item.get_total_buffer_size()) for item in (*self.items, *self.pool) if _is_batch(item)]
-        return sum(held) + sum(item.nbytes for item in self.items if not _is_batch(item))
+    def put(self, item: pa.RecordBatch | BoundPunctuation) -> None:
+        """Add something at the end."""
+        self.items.append(item)
+        self.nbytes += _bytes_of(item)
+
+    def take(self) -> Any:
+        """The first item, out of the queue."""
+        item = self.items.popleft()
+        self.nbytes -= _bytes_of(item)
+        return item
+
+    def put_back(self, rest: pa.RecordBatch) -> None:
+        """What was not needed of the item taken last; it keeps all of its memory alive."""
+        self.items.appendleft(rest)
+        self.nbytes += _bytes_of(rest)
+
+    def pool_rows(self, rows: pa.RecordBatch) -> None:
+        """Let tuples wait."""
+        self.pool.append(rows)
+        self.nbytes += _bytes_of(rows)
+
+    def take_pool(self) -> list[pa.RecordBatch]:
+        """All tuples that waited."""
+        pool, self.pool = self.pool, []
+        self.nbytes -= sum(map(_bytes_of, pool))
+        return pool
 
     @property
     def rows(self) -> int:
@@ -167,7 +189,7 @@ class ScheduledJoin:
         """
         queue = self._queues[self._number(name)]
         if isinstance(item, Punctuation):
-            queue.items.append(BoundPunctuation.of(item, name, self.spec.schemas[name]))
+            queue.put(BoundPunctuation.of(item, name, self.spec.schemas[name]))
         else:
             coded = item if self.spec.code_columns[0] in item.schema.names else self.spec.with_codes(name, item)
             if not coded.num_rows:
@@ -179,7 +201,7 @@ class ScheduledJoin:
                     f"{self._most_waiting_bytes} bytes are taken.",
                     hint="Run the join first, or enqueue smaller batches.",
                 )
-            queue.items.append(coded)
+            queue.put(coded)
         self._bytes.resize(self.waiting_bytes)
 
     @property
@@ -234,14 +256,14 @@ class ScheduledJoin:
     def _retrieve(self, i: int) -> pa.RecordBatch:
         """The next tuples of an input: a slice, within its quota, or up to the end of the cluster."""
         queue = self._queues[i]
-        head: Any = queue.items.popleft()
+        head = queue.take()
         count = min(head.num_rows, self.schedule.slice_rows)
         if self.schedule.streams == "priority":
             count = min(count, self.schedule.quota_of(self.spec.names[i]) - queue.taken)
         if self.spec.names[i] in self.join.metadata.clustered and count < head.num_rows:
             count = self._end_of_cluster(i, head, count)
         if count < head.num_rows:
-            queue.items.appendleft(head.slice(count))
+            queue.put_back(head.slice(count))
         queue.taken += count
         return head.slice(0, count)
 
@@ -262,7 +284,7 @@ class ScheduledJoin:
             yield from self.join.offer(self.spec.names[i], urgent)
         if not awaited.all():
             rest = rows.filter(pa.array(~awaited))
-            self._queues[i].pool.append(rest)
+            self._queues[i].pool_rows(rest)
             self.pooled_rows += rest.num_rows
 
     def _is_value_oriented(self, i: int) -> bool:
@@ -278,7 +300,7 @@ class ScheduledJoin:
 
     def _clean_pool(self, i: int) -> Iterator[pa.RecordBatch]:
         """Switch an input back to sequential scheduling: process what waits in its pool."""
-        pool, self._queues[i].pool = self._queues[i].pool, []
+        pool = self._queues[i].take_pool()
         if pool:
             self.switches += 1
             yield from self.join.offer(self.spec.names[i], pa.concat_batches(pool))
@@ -288,8 +310,7 @@ class ScheduledJoin:
         yield from self._clean_pool(i)
         found = []
         while self._queues[i].items and not _is_batch(self._queues[i].items[0]):
-            head: Any = self._queues[i].items.popleft()
-            found.append(head.unbound())
+            found.append(self._queues[i].take().unbound())
         yield from self.join.punctuate(self.spec.names[i], *found)
         self._bytes.resize(self.waiting_bytes)
 
@@ -340,18 +361,21 @@ class ScheduledJoin:
         about = snapshot.values["schedule"]
         self._current, self._draws = about["current"], about["draws"]
         self.switches, self.pooled_rows = about["switches"], about["pooled_rows"]
-        for i, (queue, saved) in enumerate(zip(self._queues, about["queues"], strict=True)):
-            queue.items = deque(
-                _batch(snapshot, f"queue-{i}-{number}") if item is None else BoundPunctuation.from_dict(item)
-                for number, item in enumerate(saved["items"])
-            )
-            queue.pool = [_batch(snapshot, f"pool-{i}-{number}") for number in range(saved["pool"])]
-            queue.taken = saved["taken"]
+        for i, saved in enumerate(about["queues"]):
+            queue = self._queues[i] = _Queue(taken=saved["taken"])
+            for number, item in enumerate(saved["items"]):
+                queue.put(_batch(snapshot, f"queue-{i}-{number}") if item is None else BoundPunctuation.from_dict(item))
+            for number in range(saved["pool"]):
+                queue.pool_rows(_batch(snapshot, f"pool-{i}-{number}"))
         self._bytes.resize(self.waiting_bytes)
 
 
 def _is_batch(item: Any) -> bool:
     return isinstance(item, pa.RecordBatch)
+
+
+def _bytes_of(item: Any) -> int:
+    return int(item.get_total_buffer_size()) if _is_batch(item) else int(item.nbytes)
 
 
 def _batch(snapshot: Snapshot, name: str) -> pa.RecordBatch:

@@ -117,9 +117,9 @@ def test_second_row_of_a_unique_key_is_noticed_when_the_first_is_on_disk(script:
 def test_quarantined_rows_that_nobody_fetches_are_refused_before_they_are_accepted(script: Any) -> None:
     join = script("ab", Metadata(on_broken_promise="quarantine"), budget="40kB")
     join.promise("a", 1)
+    rows = [(1, "x" * 200)] * 100
     with pytest.raises(BudgetError, match="quarantined tuples wait to be fetched"):
-        for _ in range(20):
-            join.offer("a", *[(1, "x" * 200)] * 4)
+        join.offer("a", *rows)
     accepted = join.join.metrics.tuples_in["a"]
     assert len(quarantined(join)) == accepted
     assert join.offer("a", (2, "fine")) == []

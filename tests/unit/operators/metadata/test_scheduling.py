@@ -143,9 +143,9 @@ def test_retrieval_goes_on_to_the_end_of_a_cluster_that_is_being_joined() -> Non
 
 def test_queues_have_bounded_room_and_count_as_held() -> None:
     join = scheduled(budget="100kB")
+    join.enqueue("many", rows("many", *range(50)))
     with pytest.raises(BudgetError, match=r"do not fit the queues.*Run the join first"):
-        for _ in range(100):
-            join.enqueue("many", rows("many", *range(50)))
+        join.enqueue("many", rows("many", *range(300)))
     assert join.join.sizes()["queues"] == join.waiting_bytes > 0
     assert held_array_bytes(join, exclude=[join.spec]) <= join.join.size() <= join.spec.budget.total_bytes
     waited = join.waiting_rows()["many"]
@@ -170,7 +170,7 @@ def test_schedules_that_cannot_be_are_refused() -> None:
         scheduled().enqueue("one", Punctuation({"many": 1}))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_schedule_gives_the_results_of_the_oracle(seed: int) -> None:
     chance = random.Random(seed)
     keys = chance.sample(range(30), 30)
