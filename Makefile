@@ -46,7 +46,7 @@ test-faults: setup  ## the fault tests at full size: every kill repeated 50 time
 	@DOVETAIL_FAULT_ROUNDS=50 $(RUN) python -m pytest tests/faults $(ARGS)
 
 .PHONY: test-cluster
-test-cluster: setup  ## enrich and a flow on a standalone cluster of two workers, one of them killed
+test-cluster: setup  ## a standalone cluster of two workers, one of them killed; enrich through Spark Connect
 	@$(RUN) python -m pytest tests/cluster $(ARGS)
 
 .PHONY: lint

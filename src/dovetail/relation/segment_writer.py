@@ -59,19 +59,19 @@ class SegmentWriter:
         """Add rows whose codes ascend and are not below those already written."""
         if batch.num_rows == 0:
             return
-        rows_per_batch = self._rows_per_batch(batch)
-        for start in range(0, batch.num_rows, rows_per_batch):
-            piece = batch.slice(start, rows_per_batch)
-            self._waiting.append((piece, codes[start : start + rows_per_batch]))
-            self._waiting_rows += piece.num_rows
-            self._waiting_bytes += piece.nbytes
-            if self._waiting_rows >= MAX_BATCH_ROWS or self._waiting_bytes >= MAX_BATCH_BYTES:
-                self._flush()
-
-    @staticmethod
-    def _rows_per_batch(batch: pa.RecordBatch) -> int:
         mean_row_bytes = max(1, int(batch.nbytes) // int(batch.num_rows))
-        return max(1, min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // mean_row_bytes))
+        start = 0
+        while start < batch.num_rows:
+            # Cut where the record batch is full, not where the input's batches end: a scan in blocks of the same
+            # size then reads whole record batches.
+            room = min(MAX_BATCH_ROWS - self._waiting_rows, (MAX_BATCH_BYTES - self._waiting_bytes) // mean_row_bytes)
+            piece = batch.slice(start, max(1, room))
+            self._waiting.append((piece, codes[start : start + piece.num_rows]))
+            self._waiting_rows += piece.num_rows
+            self._waiting_bytes += piece.num_rows * mean_row_bytes
+            start += piece.num_rows
+            if self._waiting_rows >= MAX_BATCH_ROWS or self._waiting_bytes + mean_row_bytes > MAX_BATCH_BYTES:
+                self._flush()
 
     def _flush(self) -> None:
         if not self._waiting:

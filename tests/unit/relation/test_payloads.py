@@ -11,6 +11,7 @@ import pytest
 
 from dovetail import Relation
 from dovetail.relation.row_ranges import read_rows
+from dovetail.relation.segment_writer import SegmentWriter
 from dovetail.testing.rows import canonical
 
 UTC = dt.UTC
@@ -178,3 +179,23 @@ def test_rows_wider_than_a_batch_are_written_one_by_one(tmp_path: Path, monkeypa
     shard = relation.shard(0, io="buffered")
     assert [row for block in shard.blocks(3) for row in block.rows.to_pylist()] == table.to_pylist()
     assert len(shard._segments[0]._batch_rows) > 5
+
+
+@pytest.mark.parametrize("incoming_rows", [1, 3, 7, 10, 64])
+def test_record_batches_are_full_whatever_the_batches_that_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incoming_rows: int
+) -> None:
+    """A scan in blocks as long as a record batch then copies nothing, also over what Spark handed in by 10,000 rows."""
+    monkeypatch.setattr("dovetail.relation.segment_writer.MAX_BATCH_ROWS", 7)
+    schema = pa.schema([("k", pa.int64()), ("p", pa.string())])
+    writer = SegmentWriter(tmp_path / "data" / "0", "segment", schema, is_keyed=True)
+    table = pa.table({"k": list(range(64)), "p": [f"{i}" for i in range(64)]}, schema=schema)
+    for batch in table.to_batches(max_chunksize=incoming_rows):
+        writer.write(batch, batch.column("k").to_numpy())
+    segment = writer.close()
+    assert segment is not None
+    assert segment.rows == 64
+    index = pa.ipc.open_stream((tmp_path / "data" / "0" / "segment.index").read_bytes()).read_next_batch()
+    assert index.column("batch_rows")[0].as_py() == [7] * 9 + [1]
+    with pa.ipc.open_stream((tmp_path / "data" / "0" / "segment.rows").read_bytes()) as stream:
+        assert stream.read_all() == table
