@@ -76,6 +76,10 @@ bench-operators: setup  ## the semi-stream joins against each other, DuckDB and 
 bench-multiway: setup  ## three streams joined on Spark, against Spark's own chain of joins and no join at all
 	@$(RUN) python benchmarks/multiway.py $(ARGS)
 
+.PHONY: bench-metadata
+bench-metadata: setup  ## joins with punctuations against XJoin, purging and scheduling strategies; table, JSON and plots
+	@$(RUN) python benchmarks/metadata.py $(ARGS)
+
 .PHONY: bench-enrich
 bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of mapInArrow; table, JSON and plot
 	@$(RUN) python benchmarks/enrich.py $(ARGS)
@@ -83,6 +87,10 @@ bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of 
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches
 	@$(RUN) python benchmarks/enrich_soak.py $(ARGS)
+
+.PHONY: soak-metadata
+soak-metadata: setup  ## state of a join with trailing punctuations through 10 million rows
+	@$(RUN) python benchmarks/metadata.py --soak $(ARGS)
 
 .PHONY: clean
 clean:  ## remove .venv, caches and everything else that was made here

@@ -74,7 +74,7 @@ def experiment_1(scale: Scale) -> Verdict:
 
 def experiment_2(scale: Scale) -> Verdict:
     """Figures 9 and 10: against XJoin, in ample memory and where XJoin overflows."""
-    curves = {order: against_xjoin(scale, order) for order in ARRIVALS}
+    curves: dict[str, list[Curve]] = {order: against_xjoin(scale, order) for order in ARRIVALS}
     # About a third of what XJoin would hold.
     small = max(60_000, scale.items * scale.accesses_per_item * 25)
     curves["overflow"] = against_xjoin(scale, "ordered", small)
