@@ -12,6 +12,7 @@ class                  cause                                       what to do
 `BudgetError`          not enough declared memory                  raise the budget to the named minimum
 `RelationError`        a relation on disk cannot be used           see its four children
 `StateError`           saved state is damaged or foreign           restore the checkpoint, or start a new one
+`SpillError`           the spill directory takes no more           make room there, or raise the budget
 `PromiseError`         an input broke its own promise              correct the input or the promise
 `InternalError`        a defect in Dovetail                        report it with the message
 =====================  ==========================================  ==========================================
@@ -37,6 +38,7 @@ __all__ = [
     "RelationNotFound",
     "RelationReadOnly",
     "SchemaError",
+    "SpillError",
     "StateError",
 ]
 
@@ -208,6 +210,21 @@ class StateError(DovetailError):
     >>> raise StateError("This snapshot is of 'mesh', the operator is 'hybrid'.", hint="Make a 'mesh'.")
     Traceback (most recent call last):
     dovetail.errors.StateError: This snapshot is of 'mesh', the operator is 'hybrid'. Make a 'mesh'.
+    """
+
+
+class SpillError(DovetailError, OSError):
+    """The spill directory cannot take what memory has no room for; the tuples are still in memory.
+
+    Cause: the disk is full, or forbids writing.
+    What to do: make room there, or raise the budget. A flow is started again with the same checkpoint; whoever drives
+    an operator offers the rest of the batch again: ``metrics.tuples_in`` tells how many tuples were accepted.
+
+    Examples
+    --------
+    >>> raise SpillError("The spill directory 'spill' is full.")
+    Traceback (most recent call last):
+    dovetail.errors.SpillError: The spill directory 'spill' is full.
     """
 
 

@@ -1,17 +1,14 @@
 """A flow's driver killed with SIGKILL, again and again over one input: exactly the oracle's rows come out."""
 
 import importlib.util
-import os
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from dovetail.faultpoints import FAULT_POINT_VARIABLE
+from dovetail.testing.faults import run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -63,32 +60,7 @@ VICTIM = _load_victim()
 
 def run_victim(root: Path, point: str | None = None, kill_after_s: float | None = None) -> int:
     """Run the driver; gives its exit code, or minus the signal that ended it. Whatever is left of it is killed."""
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    # What is tested is the protocol: a worker that need not load compiled code starts sooner.
-    environment["NUMBA_DISABLE_JIT"] = "1"
-    environment.pop(FAULT_POINT_VARIABLE, None)
-    if point is not None:
-        environment[FAULT_POINT_VARIABLE] = point
-    with open(root / "victim.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(root)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        return process.wait(300 if kill_after_s is None else kill_after_s)
-    except subprocess.TimeoutExpired:
-        if kill_after_s is None:
-            raise
-        return -signal.SIGKILL
-    finally:
-        # The group that was started here: the driver, if it lives, and its JVM. The workers end with that.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return run_driver([sys.executable, str(PROGRAM), str(root)], root / "victim.log", point, kill_after_s)
 
 
 def oracle(feed: Feed) -> list[dict[str, object]]:

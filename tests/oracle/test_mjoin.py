@@ -8,7 +8,7 @@ Everything follows from one seed, which a failure prints.
 
 import random
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from dovetail.errors import PlanError
 from dovetail.model.multiway import plan_multiway
 from dovetail.model.multiway_graph import JoinGraph
 from dovetail.operators.mjoin import MJoin, MJoinSpec, MJoinTree, TimeWindow, TupleWindow, mjoin_spec
+from dovetail.operators.protocol import Snapshot
+from dovetail.state import StateFile, read_table, write_tables
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of
@@ -119,6 +121,27 @@ class Case:
         return batch
 
 
+class Storage:
+    """Tables that a snapshot has left behind, in files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root, self._files = directory, dict[str, StateFile]()
+        (directory / "1-multi_join" / "00000").mkdir(parents=True)
+
+    def store(self, join: MJoin) -> Snapshot:
+        """Take a snapshot, store what it has new, and forget what it no longer names."""
+        snapshot = through_storage(join.snapshot(have=frozenset(self._files)))
+        new = [(name, table) for name, table in snapshot.tables.items() if name != "done"]
+        written = write_tables(self._root, "1-multi_join", 0, 0, new)
+        held = snapshot.values["chunks"]
+        named = {**self._files, **{file.table: file for file in written}}
+        self._files = {name: file for name, file in named.items() if name.removesuffix(".index") in held}
+        return snapshot
+
+    def fetch(self, name: str) -> pa.Table:
+        return read_table(self._root, self._files[name])
+
+
 def make(case: Case, directory: Path) -> MJoin | MJoinTree:
     spec = case.spec(directory)
     return MJoin(spec) if case.plan is None else MJoinTree(spec, plan_multiway(spec.graph, force=case.plan))
@@ -128,6 +151,7 @@ def drive(case: Case, directory: Path) -> MJoin | MJoinTree:
     """Run a case and compare; gives the operator for what else a test wants to know."""
     join, chance, restarts = make(case, directory / "0"), case.chance, 0
     spec = join.spec
+    storage = Storage(directory / "storage")
     data: dict[str, list[dict[str, Any]]] = {name: [] for name in case.names}
     out: list[dict[str, Any]] = []
     moment, number, watermark = 0, 0, None
@@ -153,7 +177,17 @@ def drive(case: Case, directory: Path) -> MJoin | MJoinTree:
         if case.window == "time" and chance.random() < 0.3:
             watermark = max(watermark or -100, moment - 10)
             collect(join.advance(watermark))
-        if chance.random() < 0.05:
+        if isinstance(join, MJoin) and chance.random() < 0.1:
+            # As a runtime does it: what is not stored yet is, and what was spilled is read from there.
+            snapshot = storage.store(join)
+            if chance.random() < 0.5:
+                restarts += 1
+                join = make(case, directory / str(restarts))
+                join.restore(replace(snapshot, tables={"done": snapshot.tables["done"]}), storage.fetch)
+            else:
+                join.refer_to_stored(snapshot, storage.fetch)
+            assert not list((directory / str(restarts)).glob("*"))
+        elif chance.random() < 0.05:
             restarts += 1
             saved = through_storage(join.snapshot())
             # A restart has its own directory, and only the snapshot to go by.

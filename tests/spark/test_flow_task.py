@@ -1,6 +1,5 @@
 """One shard of a flow's join, driven by hand: what it does is decided by its state, its rows and the intent alone."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ from pyspark.sql import SparkSession
 
 from dovetail import Relation
 from dovetail.errors import StateError
-from dovetail.spark import flow_task
 from dovetail.spark.flow_step import EnrichStep
 from dovetail.spark.flow_task import FlowJoinTask
 from dovetail.spark.join_plan import plan_join
-from dovetail.spark.shard_job import TRAILER_COLUMN, ShardJob, ShardResult
+from dovetail.spark.live_operators import LIVE
+from dovetail.spark.shard_job import TRAILER_COLUMN, ShardInput, ShardJob, ShardResult
 from dovetail.spark.steps import BatchClock
-from dovetail.state import FlowFingerprint, FlowStore, ShardState, read_table, write_tables
+from dovetail.state import FlowFingerprint, FlowStore, ShardState, write_tables
 
 KEYS = 40_000
 CITIES = pa.table({"k": list(range(0, KEYS, 2)), "city": [f"c{key % 13}" for key in range(0, KEYS, 2)]})
@@ -50,7 +49,7 @@ class Shard:
         self, state: ShardState | None, batches: list[pa.RecordBatch], intent: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], ShardState, ShardResult]:
         """One run of the task: its rows, its new state, and what it said besides."""
-        work = self.task.run(0, state, lambda file: read_table(self.store.state_root, file), iter(batches), intent)
+        work = self.task.run(ShardInput(0, state, self.store.state_root, iter(batches), intent))
         given: list[dict[str, Any]] = []
         while True:
             try:
@@ -106,17 +105,17 @@ def test_scan_passes_the_shard_once_per_delay_and_what_is_due_leaves(spark: Spar
 def test_living_operator_goes_on_only_from_its_very_own_state(spark: SparkSession, tmp_path: Path) -> None:
     shard = Shard(spark, tmp_path, "balanced", alive=True)
     names = shard.task.stream_schema.names
-    flow_task._ALIVE.clear()
+    LIVE.clear()
     before, first, _ = shard.run(None, shard.rows(0, 300), shard.intent(after_ms=100))
-    ((state_id, living),) = flow_task._ALIVE.values()
+    ((state_id, living),) = LIVE.kept().values()
     assert state_id == first.state_id
     _, second, _ = shard.run(first, shard.rows(300, 300), shard.intent(after_ms=100))
-    ((state_id, same),) = flow_task._ALIVE.values()
+    ((state_id, same),) = LIVE.kept().values()
     assert same is living
     assert state_id == second.state_id
     # The micro-batch was not committed and runs again: the operator has seen its rows already, so it may not be used.
     again, third, _ = shard.run(first, shard.rows(300, 300), shard.intent(after_ms=100))
-    ((_, other),) = flow_task._ALIVE.values()
+    ((_, other),) = LIVE.kept().values()
     assert other is not living
     rest, last, _ = shard.run(third, [], shard.intent(after_ms=100, drains=True))
     assert sorted(row[names[0]] for row in before + again + rest) == list(range(600))
@@ -125,13 +124,13 @@ def test_living_operator_goes_on_only_from_its_very_own_state(spark: SparkSessio
 
 def test_operators_that_live_on_take_no_more_than_they_may(spark: SparkSession, tmp_path: Path) -> None:
     shard = Shard(spark, tmp_path, "mesh", alive=True)
-    flow_task._ALIVE.clear()
+    LIVE.clear()
     shard.run(None, shard.rows(0, 300), shard.intent(after_ms=100))
-    assert len(flow_task._ALIVE) == 1
+    assert len(LIVE) == 1
     small = Shard(spark, tmp_path / "other", "mesh", alive=True)
     small.run(None, small.rows(0, 300), small.intent(after_ms=100))
     # There was no room for a second one beside it.
-    assert [owner for owner, _ in flow_task._ALIVE] == [small.task.owner]
+    assert [owner for owner, _ in LIVE.kept()] == [small.task.owner]
 
 
 def test_tuples_that_wait_for_another_relation_are_not_lost_in_silence(spark: SparkSession, tmp_path: Path) -> None:
@@ -144,8 +143,8 @@ def test_tuples_that_wait_for_another_relation_are_not_lost_in_silence(spark: Sp
 
 def test_error_of_a_task_is_told_in_its_trailer(spark: SparkSession, tmp_path: Path) -> None:
     class Failing:
-        def run(self, shard: int, state: Any, read: Any, batches: Iterator[pa.RecordBatch], intent: Any) -> Any:
-            yield next(batches)
+        def run(self, given: ShardInput) -> Any:
+            yield next(given.batches)
             raise StateError("no room")
 
     schema = pa.schema({"n": pa.int64()})

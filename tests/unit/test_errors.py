@@ -32,6 +32,7 @@ def test_error_without_hint_is_its_message(kind: type[DovetailError]) -> None:
         (errors.BudgetError, ValueError),
         (errors.RelationNotFound, FileNotFoundError),
         (errors.RelationReadOnly, PermissionError),
+        (errors.SpillError, OSError),
         (errors.InternalError, RuntimeError),
     ],
 )

@@ -76,7 +76,7 @@ class CommitProtocol:
         """
         rows = without_ticks(with_ticks(df))
         first = self._stages[0] if self._stages else None
-        return first.route([rows]) if isinstance(first, Step) else rows
+        return first.route([rows]) if isinstance(first, Step) and first.takes is None else rows
 
     def run(self, df: DataFrame, batch: int) -> None:
         """Process one micro-batch; called by Spark, again after a crash."""
@@ -132,13 +132,14 @@ class CommitProtocol:
             previous_ms=previous_ms,
             is_draining=self._drains_always or self.drain_requested,
         )
+        records = None if previous is None else {step.name: _record(previous, step) for step in self._steps}
         body = {
             "batch": batch,
             "query": query_id,
             "time_ms": clock.time_ms,
             "drain": clock.is_draining,
             "dovetail": dovetail.__version__,
-            "operators": {step.name: step.decide(_record(previous, step), clock) for step in self._steps},
+            "operators": {step.name: step.decide(records, clock) for step in self._steps},
         }
         return self._store.create_intent(batch, body)
 
@@ -164,13 +165,18 @@ class CommitProtocol:
 
     def _run_job(self, df: DataFrame, batch: int, intent: Mapping[str, Any], previous: Commit | None) -> Commit:
         rows = df
+        given: dict[str, DataFrame] = {}
         collectors: dict[str, Trailers] = {}
         for position, stage in enumerate(self._stages):
             if isinstance(stage, Step):
                 is_last = position == len(self._stages) - 1
                 collectors[stage.name] = Trailers(stage.name, stage.shards, is_last)
-                placed = rows if position == 0 else stage.route([rows])
+                if stage.takes is not None:
+                    placed = stage.route([df, *(given[name] for name in stage.takes)])
+                else:
+                    placed = rows if position == 0 else stage.route([rows])
                 rows = self._apply(stage, placed, batch, intent, previous, collectors[stage.name], is_last)
+                given[stage.name] = rows
             else:
                 rows = stage(rows)
                 require_deterministic(rows, "a transformation")
@@ -202,7 +208,7 @@ class CommitProtocol:
     ) -> DataFrame:
         if step.name not in self._routers:
             self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by)
-        record = _record(previous, step)
+        record = None if previous is None else _record(previous, step)
         job = ShardJob(
             state_root=str(self._store.state_root),
             operator=step.name,
@@ -227,9 +233,7 @@ class CommitProtocol:
         return self._sink
 
 
-def _record(commit: Commit | None, step: Step) -> StepRecord | None:
-    if commit is None:
-        return None
+def _record(commit: Commit, step: Step) -> StepRecord:
     shards = commit["operators"][step.name]
     return StepRecord(tuple(map(ShardState.from_dict, shards)), tuple(shard["report"] for shard in shards))
 

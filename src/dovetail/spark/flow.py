@@ -70,6 +70,11 @@ class Flow:
     _source: DataFrame
     _stages: tuple[Stage, ...]
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The stateful stages, in order."""
+        return tuple(stage for stage in self._stages if isinstance(stage, Step))
+
     # ================================================================ stages
 
     def enrich(
@@ -123,8 +128,7 @@ class Flow:
             strategy=strategy,
             objective=objective,
         )
-        number = 1 + sum(isinstance(stage, Step) for stage in self._stages)
-        return self._then(EnrichStep(f"{number}-enrich", plan, here, max_delay_ms, refresh))
+        return self._then(EnrichStep(f"{1 + len(self.steps)}-enrich", plan, here, max_delay_ms, refresh))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
         """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.
@@ -190,8 +194,7 @@ class Flow:
         interval_ms = 0 if trigger is None or ends_by_itself else parse_duration_ms("trigger", trigger)
         spark = self._source.sparkSession
         store = FlowStore(checkpoint)
-        steps = [stage for stage in self._stages if isinstance(stage, Step)]
-        store.open(FlowFingerprint(self.name, tuple(step.fingerprint() for step in steps)))
+        store.open(FlowFingerprint(self.name, tuple(step.fingerprint() for step in self.steps)))
         sink.open(SinkContext(spark, self.name, self._here().schema, store.staged_root))
         protocol = CommitProtocol(self._stages, store, sink, drains_always=ends_by_itself, keep_commits=keep_commits)
         query = FlowQuery(protocol, self.name)

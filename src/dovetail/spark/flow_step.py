@@ -1,7 +1,7 @@
 """`flow.enrich` as a step of the commit protocol."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame
@@ -79,7 +79,7 @@ class EnrichStep(Step):
         (df,) = inputs
         return self._placed(df)
 
-    def decide(self, previous: StepRecord | None, clock: BatchClock) -> dict[str, Any]:
+    def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """The relation's version, and how far the disk phase goes."""
         drains = clock.is_draining or self.max_delay_ms is None
         elapsed_ms = clock.time_ms - (clock.time_ms if clock.previous_ms is None else clock.previous_ms)

@@ -28,14 +28,12 @@ from dovetail.model.explain import Objective, Strategy
 from dovetail.operators import SemiStreamOperator, Snapshot
 from dovetail.spark.enrich_task import make_operator
 from dovetail.spark.join_recipe import JoinRecipe
-from dovetail.spark.shard_job import ShardResult, StateReader
+from dovetail.spark.live_operators import LIVE
+from dovetail.spark.shard_job import ShardInput, ShardResult
 from dovetail.state import ShardState
 from dovetail.state.chunks import ROWS, SavedWindow, load_window, save_window
 
 __all__ = ["FlowJoinTask"]
-
-_ALIVE: dict[tuple[str, int], tuple[str, SemiStreamOperator]] = {}
-"""Operators of this worker by flow and shard, each with the one state that it may go on from."""
 
 Marks = list[tuple[int, int]]
 """Pairs (time of a micro-batch, tuples that had arrived by its end): how long what waits has waited."""
@@ -70,21 +68,15 @@ class FlowJoinTask:
     owner: str
     alive_bytes: int
 
-    def run(
-        self,
-        shard: int,
-        state: ShardState | None,
-        read: StateReader,
-        batches: Iterator[pa.RecordBatch],
-        intent: Mapping[str, Any],
-    ) -> Generator[pa.RecordBatch, None, ShardResult]:
+    def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
         """Join the shard's rows as far as the intent says."""
+        shard, state, intent = given.shard, given.state, given.intent
         carried = OperatorMetrics()
         marks: Marks = []
         join: SemiStreamOperator | None = None
         if state is not None:
             carried = OperatorMetrics.from_dict(state.values["carried"])
-            join = self._continued(shard, state, read)
+            join = self._continued(given, state)
             if join is None:
                 # Nothing waited, so nothing is restored: only what was counted goes on.
                 carried.merge(OperatorMetrics.from_dict(state.values["values"]["metrics"]))
@@ -96,17 +88,17 @@ class FlowJoinTask:
                 join = None
         if join is None:
             join = self._operator(shard, intent["version"])
-        for batch in batches:
+        for batch in given.batches:
             yield from self._put_out(join.offer(self._stream_batch(batch)))
         yield from self._put_out(self._disk_phase(join, marks, intent))
         return self._result(shard, state, join, carried, marks, intent)
 
     # ================================================================ the operator
 
-    def _continued(self, shard: int, state: ShardState, read: StateReader) -> SemiStreamOperator | None:
+    def _continued(self, given: ShardInput, state: ShardState) -> SemiStreamOperator | None:
         """The operator as it was after the last commit, still alive or restored; None if a new one does as well."""
-        state_id, alive = _ALIVE.pop((self.owner, shard), ("", None))
-        if alive is not None and state_id == state.state_id:
+        alive: SemiStreamOperator | None = LIVE.take(self.owner, given.shard, state.state_id)
+        if alive is not None:
             return alive
         if not state.files:
             return None
@@ -114,18 +106,18 @@ class FlowJoinTask:
         if saved["relation_id"] != self.recipe.relation_id:
             waiting = sum(chunk[0] for chunk in saved["values"]["chunks"])
             raise StateError(
-                f"{waiting} tuples of shard {shard} wait for a relation that was at {self.recipe.path} and is another "
-                "one now.",
+                f"{waiting} tuples of shard {given.shard} wait for a relation that was at {self.recipe.path} and is "
+                "another one now.",
                 hint="Put the old relation back, or start the flow with a new checkpoint.",
             )
-        join = self._operator(shard, saved["version"])
-        tables = {number: read(file) for number, file in enumerate(state.files)}
+        join = self._operator(given.shard, saved["version"])
+        tables = {number: given.read(file) for number, file in enumerate(state.files)}
         window = load_window(state.files, tables, saved["values"]["chunks"], saved["places"])
         join.restore(Snapshot(saved["kind"], saved["fingerprint"], {ROWS: window}, saved["values"]))
         return join
 
     def _operator(self, shard: int, version: int) -> SemiStreamOperator:
-        self._make_room()
+        LIVE.make_room(self.budget_bytes, self.alive_bytes)
         try:
             relation = self.recipe.open(version)
         except RelationNotFound as error:
@@ -146,11 +138,6 @@ class FlowJoinTask:
         identity = {"version": relation.version, "shard": shard}
         spec = self.recipe.spec(reader, self._operator_schema(), Budget(self.budget_bytes), identity)
         return make_operator(self.strategy, spec, self.objective)
-
-    def _make_room(self) -> None:
-        """Let living operators go, the longest unused first, until there is room for one more."""
-        while _ALIVE and sum(join.size() for _, join in _ALIVE.values()) + self.budget_bytes > self.alive_bytes:
-            del _ALIVE[next(iter(_ALIVE))]
 
     def _operator_schema(self) -> pa.Schema:
         return self.recipe.stream_batch(pa.RecordBatch.from_pylist([], schema=self.stream_schema)).schema
@@ -220,7 +207,7 @@ class FlowJoinTask:
         }
 
         def keep(state: ShardState) -> None:
-            _ALIVE[self.owner, shard] = (state.state_id, join)
+            LIVE.keep(self.owner, shard, state.state_id, join)
 
         return ShardResult(saved.tables, saved.kept, values, report, keep if self.alive_bytes else None)
 

@@ -6,21 +6,18 @@ from datetime import timedelta
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from dovetail.errors import PlanError
 from dovetail.memory import Budget
+from dovetail.model.multiway import ForcedPlan, MultiwayStatistics, plan_multiway
 from dovetail.model.multiway_graph import JoinGraph, OnClause
 from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
 from dovetail.operators.mjoin.spec import MultiJoinType
-from dovetail.relation.keys import code_kind
 from dovetail.spark.codes import check_key_columns, quoted
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.durations import parse_duration_ms
 from dovetail.spark.flow import Flow, require_flow_name
-from dovetail.spark.multi_join_step import MultiJoinStep
-from dovetail.spark.payload import encoded_schema
-from dovetail.spark.tagged_inputs import SlotLayout, tagged_union
+from dovetail.spark.multi_join_plan import JoinLayout, arrow_schema, plan_steps
 
 __all__ = ["multi_join"]
 
@@ -38,6 +35,8 @@ def multi_join(
     lateness: str | None = None,
     budget: str | int | Budget = "1GB",
     max_delay: str | None = None,
+    plan: ForcedPlan = "auto",
+    statistics: MultiwayStatistics | None = None,
     shards: int | None = None,
     name: str = "multi_join",
 ) -> Flow:
@@ -48,10 +47,12 @@ def multi_join(
     inputs
         Streaming DataFrames by name; at least two.
     on
-        The join columns: a name or names that all inputs have; or, for each input, its own name or names.
+        The join columns: a name or names that all inputs have; for each input, its own name or names; or, where inputs
+        are joined on different columns, equalities such as ``[("a.x", "b.x"), ("b.y", "c.y")]``.
     how
-        ``"inner"``; ``"left"``, which keeps the rows of the first input; for two inputs also ``"right"``, ``"full"``,
-        ``"semi"`` and ``"anti"``. A row without a match comes out when the watermark has passed its window.
+        ``"inner"``, the only one for inputs that do not all share the join columns; ``"left"``, which keeps the rows of
+        the first input; for two inputs also ``"right"``, ``"full"``, ``"semi"`` and ``"anti"``. A row without a match
+        comes out when the watermark has passed its window.
     window
         Rows join whose event times are at most this far apart, pairwise, such as ``"2 seconds"``; state that no later
         row can match goes. None: everything is kept.
@@ -64,8 +65,15 @@ def multi_join(
         The most bytes of state in memory, all shards together; what does not fit is kept on disk.
     max_delay
         How long results may take whose rows are on disk. None: they leave with their micro-batch.
+    plan
+        ``"auto"``: the tree of joins with the least expected work; one join of all inputs where they share the join
+        columns. ``"single"``, ``"binary"``, or a tree as nested lists of names: that one. Each join of a tree is a
+        shuffle, and an equal part of the budget.
+    statistics
+        Rates of the inputs and numbers of join values for ``plan="auto"`` to go by.
     shards
-        How many slices the state has; it stays so for the life of the checkpoint. None: as many as tasks run at once.
+        How many slices the state of each join has; it stays so for the life of the checkpoint. None: as many as tasks
+        run at once.
     name
         The flow's name, to which its checkpoint belongs.
 
@@ -83,42 +91,32 @@ def multi_join(
     require_flow_name(name)
     spark = next(iter(inputs.values())).sparkSession
     graph = JoinGraph.of({n: df.columns for n, df in inputs.items()}, on)
-    attribute = graph.star
-    if attribute is None or len(graph.attributes) > 1:
-        raise PlanError(
-            "The inputs do not all share the same join columns.",
-            hint="Join those that do in one flow, write its result, and join that with the others in a second flow.",
-        )
-    aligned = _aligned(spark, inputs, attribute.columns)
+    aligned = dict(inputs)
+    for attribute in graph.attributes:
+        aligned = _aligned(spark, aligned, attribute.columns)
     schemas = {n: df.schema for n, df in aligned.items()}
-    for n, schema in schemas.items():
-        check_key_columns(schema, attribute.columns[n])
-    arrow = {n: to_arrow_schema(encoded_schema(schema), timezone="UTC") for n, schema in schemas.items()}
+    for attribute in graph.attributes:
+        for n, columns in attribute.columns.items():
+            check_key_columns(schemas[n], columns)
     spec = mjoin_spec(
-        arrow,
+        {n: arrow_schema(schema) for n, schema in schemas.items()},
         graph,
         how=how,
         window=_window(window, time, lateness, schemas),
         budget=budget,
         max_delay=None if max_delay is None else parse_duration_ms("max_delay", max_delay),
     )
+    chosen = plan_multiway(graph, _statistics(statistics, spec), force=plan)
     parallelism = max(1, spark.sparkContext.defaultParallelism)
-    step = MultiJoinStep(
-        "1-multi_join",
-        spec,
-        schemas,
-        SlotLayout.of(list(schemas.values())),
-        _shards(shards, parallelism),
-        parallelism,
-    )
-    return Flow(name, _rows(aligned, spec, step.layout), (step,))
+    source, steps = plan_steps(aligned, spec, chosen, JoinLayout(_shards(shards, parallelism), parallelism))
+    return Flow(name, source, steps)
 
 
-def _rows(inputs: Mapping[str, DataFrame], spec: MJoinSpec, layout: SlotLayout) -> DataFrame:
-    attribute = spec.attributes[0]
-    first = attribute.inputs[0]
-    kind = code_kind(spec.schemas[first], attribute.columns[first])
-    return tagged_union(inputs, attribute.columns, kind, layout)
+def _statistics(given: MultiwayStatistics | None, spec: MJoinSpec) -> MultiwayStatistics | None:
+    """What the plan goes by; where nothing is known, at least how long tuples are kept."""
+    if given is not None or not isinstance(spec.window, TimeWindow):
+        return given
+    return MultiwayStatistics(horizon_s=max(1, spec.window.width) / 1e6)
 
 
 # -------------------------------------------------------------------- what was asked for
@@ -191,21 +189,19 @@ def _window(
 def _aligned(
     spark: SparkSession, inputs: Mapping[str, DataFrame], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, DataFrame]:
-    """The inputs with their join columns in the type that all of them fit."""
+    """The inputs with the columns of one join attribute in the type that all of them fit."""
     aligned = dict(inputs)
-    for columns in zip(*(keys[name] for name in inputs), strict=True):
-        fields = [inputs[name].schema[column] for name, column in zip(inputs, columns, strict=True)]
+    for columns in zip(*keys.values(), strict=True):
+        fields = [inputs[name].schema[column] for name, column in zip(keys, columns, strict=True)]
         if len({field.dataType for field in fields}) == 1:
             continue
         if not all(isinstance(field.dataType, T.NumericType) for field in fields):
-            told = ", ".join(
-                f"{n}.{f.name} is {f.dataType.simpleString()}" for n, f in zip(inputs, fields, strict=True)
-            )
+            told = ", ".join(f"{n}.{f.name} is {f.dataType.simpleString()}" for n, f in zip(keys, fields, strict=True))
             raise PlanError(
                 f"The join columns have types that are not compared as they are: {told}.", hint="Cast them."
             )
         nothing = [F.lit(None).cast(field.dataType) for field in fields]
         common = spark.range(0).select(F.coalesce(*nothing).alias("common")).schema["common"].dataType
-        for name, field in zip(inputs, fields, strict=True):
+        for name, field in zip(keys, fields, strict=True):
             aligned[name] = aligned[name].withColumn(field.name, F.col(quoted(field.name)).cast(common))
     return aligned

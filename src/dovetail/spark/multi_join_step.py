@@ -1,8 +1,8 @@
-"""A multi-way join as a step of the commit protocol."""
+"""A multi-way join, or one of a tree of them, as a step of the commit protocol."""
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -12,18 +12,89 @@ from pyspark.sql import types as T
 from dovetail.memory import Budget
 from dovetail.operators.mjoin import MJoin, MJoinSpec, TimeWindow
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN
-from dovetail.spark.codes import shard_column
+from dovetail.spark.codes import quoted, shard_column
 from dovetail.spark.multi_join_task import MultiJoinTask
 from dovetail.spark.payload import decode, encoded_schema
 from dovetail.spark.routing import is_sortable
 from dovetail.spark.steps import BatchClock, Step, StepRecord
-from dovetail.spark.tagged_inputs import INPUT_COLUMN, SlotLayout
+from dovetail.spark.tagged_inputs import INPUT_COLUMN, Member, SlotLayout, code_names, tagged
 
-__all__ = ["MultiJoinStep"]
+__all__ = ["EventTime", "LowerJoin", "MultiJoinStep"]
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """How far event time has come, for all joins of a tree.
+
+    Attributes
+    ----------
+    window
+        What the joins' windows have in common.
+    steps
+        For each input, the step that it goes into.
+    lower
+        Steps whose results go into another one.
+    """
+
+    window: TimeWindow
+    steps: Mapping[str, str]
+    lower: tuple[str, ...] = ()
+
+    def watermark(self, previous: Mapping[str, StepRecord]) -> int | None:
+        """What the next micro-batch goes by: the slowest input counts, and it never goes back.
+
+        Results that a lower join still owes meet tuples that must not be purged before, so these hold it back.
+        """
+        before = [previous[step].reports[0]["watermark"] for step in self.steps.values()]
+        latest = [
+            max((report["latest"][name] for report in previous[step].reports if name in report["latest"]), default=None)
+            for name, step in self.steps.items()
+        ]
+        reached = [time - self.window.lateness for time in latest if time is not None]
+        reached += [
+            report["pending_low"]
+            for step in self.lower
+            for report in previous[step].reports
+            if report["pending_low"] is not None
+        ]
+        known = [watermark for watermark in before if watermark is not None]
+        return max([*known, *([] if None in latest else [min(reached)])], default=None)
+
+
+@dataclass(frozen=True)
+class LowerJoin:
+    """A step whose results this one joins.
+
+    Attributes
+    ----------
+    step
+        Its name.
+    member
+        Its results as a member of this join.
+    columns
+        Which columns of the results go on.
+    times
+        The event times in them, of which the earliest and the latest go on as two columns more.
+    """
+
+    step: str
+    member: Member
+    columns: tuple[str, ...]
+    times: tuple[str, ...]
+
+    def rows(self, results: DataFrame) -> DataFrame:
+        """Its results, as this join takes them."""
+        columns = [F.col(quoted(name)) for name in self.columns]
+        times = [F.col(quoted(name)) for name in self.times]
+        if times:
+            ends = (F.least(*times), F.greatest(*times)) if len(times) > 1 else (times[0], times[0])
+            names = self.member.schema.names[-2:]
+            columns += [end.alias(name) for end, name in zip(ends, names, strict=True)]
+        return results.select(*columns)
 
 
 class MultiJoinStep(Step):
-    """A join of several streams that share one join attribute.
+    """A join of several streams, or of streams with the results of other joins, that share a join attribute.
 
     Parameters
     ----------
@@ -31,38 +102,58 @@ class MultiJoinStep(Step):
         The step's name.
     spec
         The join, with the budget of all shards together.
-    schemas
-        The inputs' columns as Spark has them.
+    members
+        What is joined, by the names that the spec has for it.
     layout
-        How the inputs travel as one.
+        How all inputs of the flow, and the results of lower joins, travel as one.
     shards
         How many slices the state has.
     parallelism
         How many tasks run at once.
+    time
+        What the watermark goes by; None without a window.
+    lower
+        The joins whose results are joined here, by the spec's names; None where the join is not part of a tree.
+    final
+        Of the last join of a tree: for each column of the result, what it is called inside the tree.
     """
 
     def __init__(
         self,
         name: str,
         spec: MJoinSpec,
-        schemas: Mapping[str, T.StructType],
+        members: Mapping[str, Member],
         layout: SlotLayout,
         shards: int,
         parallelism: int,
+        time: EventTime | None,
+        lower: Mapping[str, LowerJoin] | None = None,
+        final: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.spec, self.shards = name, spec, shards
-        self.layout, self._parallelism = layout, parallelism
+        self.layout, self._parallelism, self._time, self._lower = layout, parallelism, time, lower
+        self.takes = None if lower is None else tuple(join.step for join in lower.values())
+        self._members = dict(members)
+        self._final = final
         shard_budget = Budget(spec.budget.total_bytes // shards)
         self._shard_spec = replace(spec, budget=shard_budget)
         # Refused here, before any data moves, if the budget is too small.
         result = MJoin(self._shard_spec).output_schema
-        self.output = T.StructType([_spark_field(spec, schemas, f.name, f.nullable) for f in result])
+        schemas = {member: about.schema for member, about in members.items()}
+        self._joined = T.StructType([_spark_field(spec, schemas, f.name, f.nullable) for f in result])
+        self.output = self._joined
+        if final is not None:
+            fields = [(self._joined[inside], name) for name, inside in final.items()]
+            self.output = T.StructType([T.StructField(n, f.dataType, f.nullable, f.metadata) for f, n in fields])
         self._carried = T.StructType(
-            [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self.output)]
+            [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self._joined)]
         )
         self.mapped_schema = encoded_schema(self._carried)
-        slots = zip(layout.names, layout.types, strict=True)
-        self.sort_by = [INPUT_COLUMN, CODE_COLUMN, *(name for name, kind in slots if is_sortable(kind))]
+        self._codes = code_names(max(len(member.keys) for member in members.values()))
+        # A tree's layout has slots for members of other joins, too, which do not travel here.
+        self._slots = sorted({slot for member in members.values() for slot in layout.places[member.number]})
+        sortable = [layout.names[slot] for slot in self._slots if is_sortable(layout.types[slot])]
+        self.sort_by = [INPUT_COLUMN, *self._codes, *sortable]
         self._owner = uuid.uuid4().hex
 
     def fingerprint(self) -> dict[str, Any]:
@@ -83,48 +174,51 @@ class MultiJoinStep(Step):
 
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """The tagged rows of all inputs, each with its shard."""
-        (rows,) = inputs
-        shard = shard_column(F.col(CODE_COLUMN), self.shards).alias(SHARD_COLUMN)
-        return rows.select(shard, INPUT_COLUMN, CODE_COLUMN, *self.layout.names)
+        rows, *results = inputs
+        columns = [INPUT_COLUMN, *self._codes, *(self.layout.names[slot] for slot in self._slots)]
+        if self._lower is not None:
+            own = [member.number for name, member in self._members.items() if name not in self._lower]
+            rows = rows.where(F.col(INPUT_COLUMN).isin(own))
+        rows = rows.select(*columns)
+        for join, result in zip((self._lower or {}).values(), results, strict=True):
+            part = tagged(join.rows(result), join.member, self.layout, len(self._codes))
+            rows = rows.union(part.select(*columns))
+        return rows.select(shard_column(F.col(CODE_COLUMN), self.shards).alias(SHARD_COLUMN), *columns)
 
-    def decide(self, previous: StepRecord | None, clock: BatchClock) -> dict[str, Any]:
+    def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """The time, the watermark that all shards judge by, and whether anything may wait."""
         return {
             "time_ms": clock.time_ms,
             "drain": clock.is_draining or self.spec.max_delay is None,
-            "watermark": None if previous is None else self._watermark(previous),
+            "watermark": None if previous is None or self._time is None else self._time.watermark(previous),
         }
-
-    def _watermark(self, previous: StepRecord) -> int | None:
-        """How far event time had come after the last micro-batch: the slowest input counts, and it never goes back."""
-        window = self.spec.window
-        if not isinstance(window, TimeWindow):
-            return None
-        before = previous.reports[0]["watermark"]
-        latest = [
-            max((report["latest"][name] for report in previous.reports if name in report["latest"]), default=None)
-            for name in self.spec.names
-        ]
-        reached = None if None in latest else min(time for time in latest if time is not None) - window.lateness
-        known = [watermark for watermark in (before, reached) if watermark is not None]
-        return max(known, default=None)
 
     def task(self, is_last: bool) -> MultiJoinTask:
         """The join of one shard."""
         budget_bytes = self._shard_spec.budget.total_bytes
         # Together, the workers keep no more alive than the budget.
         alive_bytes = max(budget_bytes, self.spec.budget.total_bytes // self._parallelism)
+        # Two runs of a task must give the same rows where another shuffle follows. Where nothing may wait they do
+        # whatever the join holds where; otherwise what is owed depends on that, so only what is stored may count.
+        may_live = is_last or self.spec.max_delay is None
+        position = {slot: place for place, slot in enumerate(self._slots)}
+        members = [self._members[name] for name in self.spec.names]
         return MultiJoinTask(
             spec=self._shard_spec,
-            places=self.layout.places,
+            numbers=tuple(member.number for member in members),
+            codes=len(self._codes),
+            places=tuple(tuple(position[slot] for slot in self.layout.places[m.number]) for m in members),
             output_names=tuple(self.mapped_schema.names),
             owner=self._owner,
-            alive_bytes=alive_bytes,
+            alive_bytes=alive_bytes if may_live else 0,
         )
 
     def finish(self, mapped: DataFrame) -> DataFrame:
         """The join columns once, then each input's others."""
-        return decode(mapped, self._carried).toDF(*self.output.names)
+        joined = decode(mapped, self._carried).toDF(*self._joined.names)
+        if self._final is None:
+            return joined
+        return joined.select(*(F.col(quoted(inside)).alias(name) for name, inside in self._final.items()))
 
 
 def _spark_field(spec: MJoinSpec, schemas: Mapping[str, T.StructType], column: str, is_nullable: bool) -> T.StructField:

@@ -1,16 +1,18 @@
 """One shard of a multi-way join in one micro-batch.
 
-The state after the last commit is a set of chunks that never change; those that this micro-batch did not merge or purge
-are named again by the next commit, so what is written is in proportion to what arrived. Whether a row is late is judged
-by the watermark in the intent, which all shards share, and which this micro-batch's own rows do not move.
+The state after the last commit is a set of tables that never change; those that this micro-batch did not merge or purge
+are named again by the next commit, so what is written is in proportion to what arrived. Once the new state is durable,
+what the join had spilled is read from there: the spill directory only ever holds what one micro-batch spilled.
+
+Whether a row is late is judged by the watermark in the intent, which all shards share, and which this micro-batch's own
+rows do not move.
 """
 
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +20,17 @@ import pyarrow as pa
 from dovetail.metrics import OperatorMetrics
 from dovetail.operators.mjoin import MJoin, MJoinSpec
 from dovetail.operators.protocol import Snapshot
+from dovetail.spark.live_operators import LIVE
 from dovetail.spark.local_directory import local_directory
-from dovetail.spark.shard_job import ShardResult, StateReader
-from dovetail.state import ShardState
+from dovetail.spark.shard_job import ShardInput, ShardResult
+from dovetail.state import ShardState, StateFile, read_table
 
 __all__ = ["MultiJoinTask"]
 
 _MOST_ROWS_TOGETHER = 1 << 18
-_DONE = "done"
+_DONE, _INDEX = "done", ".index"
+_LEAST_LIVE_SHARE = 0.5
+"""Of a state file: where less of it is still needed, what is needed is written again and the file can go."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,10 @@ class _LiveJoin:
 
     join: MJoin
     spill: "tempfile.TemporaryDirectory[str]"
-    state_id: str = ""
 
-
-_ALIVE: dict[tuple[str, int], _LiveJoin] = {}
-"""Joins of this worker by step and shard, each with the one state that it may go on from."""
+    def size(self) -> int:
+        """Bytes held."""
+        return self.join.size()
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class MultiJoinTask:
     ----------
     spec
         The join, with the budget of one shard.
+    numbers
+        For each input, what its rows are tagged with.
+    codes
+        How many columns of codes there are.
     places
         For each input, the slot of each of its columns.
     output_names
@@ -60,53 +68,46 @@ class MultiJoinTask:
     """
 
     spec: MJoinSpec
+    numbers: tuple[int, ...]
+    codes: int
     places: tuple[tuple[int, ...], ...]
     output_names: tuple[str, ...]
     owner: str
     alive_bytes: int
 
-    def run(
-        self,
-        shard: int,
-        state: ShardState | None,
-        read: StateReader,
-        batches: Iterator[pa.RecordBatch],
-        intent: Mapping[str, Any],
-    ) -> Generator[pa.RecordBatch, None, ShardResult]:
+    def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
         """Join the shard's rows, and give out what the intent's time and watermark ask for."""
-        live = self._continued(shard, state, read)
+        intent = given.intent
+        live = self._continued(given)
         join = live.join
         join.set_time(intent["time_ms"])
         if intent["watermark"] is not None:
             # First of all: what is late is so by this watermark, and what it purges makes room.
             yield from self._put_out(join.advance(intent["watermark"]))
-        for name, batch in self._arrivals(batches):
+        for name, batch in self._arrivals(given.batches):
             yield from self._put_out(join.offer(name, batch))
         yield from self._put_out(join.drain() if intent["drain"] else join.step())
-        return self._result(shard, live, state, intent)
+        return self._result(given, live)
 
     # ================================================================ the join
 
-    def _continued(self, shard: int, state: ShardState | None, read: StateReader) -> _LiveJoin:
+    def _continued(self, given: ShardInput) -> _LiveJoin:
         """The join as it was after the last commit, still alive or restored."""
-        alive = _ALIVE.pop((self.owner, shard), None)
-        if state is not None and alive is not None and alive.state_id == state.state_id:
+        state = given.state
+        alive: _LiveJoin | None = LIVE.take(self.owner, given.shard, "" if state is None else state.state_id)
+        if alive is not None:
             return alive
-        del alive
-        while _ALIVE and self._alive_bytes() + self.spec.budget.total_bytes > self.alive_bytes:
-            del _ALIVE[next(iter(_ALIVE))]
+        LIVE.make_room(self.spec.budget.total_bytes, self.alive_bytes)
         spill = tempfile.TemporaryDirectory(prefix="dovetail-spill-", dir=local_directory())
         join = MJoin(replace(self.spec, spill_directory=Path(spill.name)))
         if state is not None:
             saved = state.values
-            tables = {file.table: read(file) for file in state.files}
-            tables.setdefault(_DONE, pa.table({"chunk": pa.array([], pa.string()), "bits": pa.array([], pa.binary())}))
-            join.restore(Snapshot(saved["kind"], saved["fingerprint"], tables, saved["values"]))
+            nothing = pa.table({"chunk": pa.array([], pa.string()), "bits": pa.array([], pa.binary())})
+            done = [given.read(file) for file in state.files if file.table == _DONE]
+            tables = {_DONE: done[0] if done else nothing}
+            stored = Snapshot(saved["kind"], saved["fingerprint"], tables, saved["values"])
+            join.restore(stored, _StoredTables(given.state_root, state.files))
         return _LiveJoin(join, spill)
-
-    @staticmethod
-    def _alive_bytes() -> int:
-        return sum(live.join.size() for live in _ALIVE.values())
 
     # ================================================================ rows
 
@@ -118,24 +119,26 @@ class MultiJoinTask:
             tags = batch.column(0).to_numpy(zero_copy_only=False)
             changes = (np.flatnonzero(np.diff(tags)) + 1).tolist()
             for start, stop in pairwise([0, *changes, len(tags)]):
-                tag = int(tags[start])
-                if parts and (tag != current or rows >= _MOST_ROWS_TOGETHER):
+                i = self.numbers.index(int(tags[start]))
+                if parts and (i != current or rows >= _MOST_ROWS_TOGETHER):
                     yield self.spec.names[current], _together(parts)
                     parts, rows = [], 0
-                current = tag
-                parts.append(self._input_batch(tag, batch.slice(start, stop - start)))
+                current = i
+                parts.append(self._input_batch(i, batch.slice(start, stop - start)))
                 rows += stop - start
         if parts:
             yield self.spec.names[current], _together(parts)
 
-    def _input_batch(self, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = self.spec.schemas[self.spec.names[number]]
-        columns = [batch.column(1)]
-        for field, slot in zip(schema, self.places[number], strict=True):
-            column = batch.column(2 + slot)
+    def _input_batch(self, i: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        schema = self.spec.schemas[self.spec.names[i]]
+        attributes = self.spec.input_attributes[i]
+        columns = [batch.column(1 + place) for place in range(len(attributes))]
+        for field, slot in zip(schema, self.places[i], strict=True):
+            column = batch.column(1 + self.codes + slot)
             # The same moments may be told in the session's time zone.
             columns.append(column if column.type == field.type else column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, names=[self.spec.code_columns[0], *schema.names])
+        names = [self.spec.code_columns[k] for k in attributes]
+        return pa.RecordBatch.from_arrays(columns, names=[*names, *schema.names])
 
     def _put_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -144,13 +147,16 @@ class MultiJoinTask:
 
     # ================================================================ what is left behind
 
-    def _result(self, shard: int, live: _LiveJoin, state: ShardState | None, intent: Mapping[str, Any]) -> ShardResult:
+    def _result(self, given: ShardInput, live: _LiveJoin) -> ShardResult:
         join = live.join
-        stored = {} if state is None else {file.table: file for file in state.files if file.table != _DONE}
-        snapshot = join.snapshot(have=frozenset(stored))
+        last = () if given.state is None else given.state.files
+        kept, rewritten = _worth_keeping(given, [file for file in last if file.table != _DONE], join)
+        stored = frozenset(file.table for file in kept)
+        snapshot = join.snapshot(have=stored | frozenset(rewritten))
         held = snapshot.values["chunks"]
-        kept = tuple(file for table, file in stored.items() if table.removesuffix(".index") in held)
+        kept = [file for file in kept if _chunk_of(file) in held]
         tables = [(name, table) for name, table in snapshot.tables.items() if table.num_rows]
+        tables += [(name, table) for name, table in rewritten.items() if name.removesuffix(_INDEX) in held]
         values = {"kind": snapshot.kind, "fingerprint": dict(snapshot.fingerprint), "values": dict(snapshot.values)}
         metrics = join.metrics
         report = {
@@ -165,14 +171,46 @@ class MultiJoinTask:
             "counters": metrics.as_dict(),
             "state_rows": join.state_rows(),
             "version": None,
-            "watermark": intent["watermark"],
+            "watermark": given.intent["watermark"],
             "latest": join.scalars()["greatest_time"],
+            "pending_low": min((d.pending_low for d in join.state.domains if d.pending_low is not None), default=None),
         }
 
         def keep(saved: ShardState) -> None:
-            _ALIVE[self.owner, shard] = replace(live, state_id=saved.state_id)
+            join.refer_to_stored(snapshot, _StoredTables(given.state_root, saved.files))
+            LIVE.keep(self.owner, given.shard, saved.state_id, live)
 
-        return ShardResult(tables, kept, values, report, keep if self.alive_bytes else None)
+        return ShardResult(tables, tuple(kept), values, report, keep if self.alive_bytes else None)
+
+
+class _StoredTables:
+    """Tables of a state by name, mapped when they are asked for."""
+
+    def __init__(self, state_root: Path, files: tuple[StateFile, ...]) -> None:
+        self._root = state_root
+        self._files = {file.table: file for file in files}
+
+    def __call__(self, name: str) -> pa.Table:
+        return read_table(self._root, self._files[name])
+
+
+def _chunk_of(file: StateFile) -> str:
+    return file.table.removesuffix(_INDEX)
+
+
+def _worth_keeping(
+    given: ShardInput, last: list[StateFile], join: MJoin
+) -> tuple[list[StateFile], dict[str, pa.Table]]:
+    """Tables of the last state that stay where they are, and those to write again because most of their file is not
+    needed any more."""
+    held = join.table_names()
+    needed = [file for file in last if _chunk_of(file) in held]
+    live_bytes: dict[str, int] = {}
+    for file in needed:
+        live_bytes[file.name] = live_bytes.get(file.name, 0) + file.bytes
+    sparse = {name for name, size in live_bytes.items() if size < _LEAST_LIVE_SHARE * given.file_bytes(name)}
+    kept = [file for file in needed if file.name not in sparse]
+    return kept, {file.table: given.read(file) for file in needed if file.name in sparse}
 
 
 def _together(parts: list[pa.RecordBatch]) -> pa.RecordBatch:

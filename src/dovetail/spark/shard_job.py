@@ -20,7 +20,7 @@ from dovetail.faultpoints import fault_point
 from dovetail.relation.format import SHARD_COLUMN
 from dovetail.state import ShardState, StateFile, read_table, write_tables
 
-__all__ = ["TICK_COLUMN", "TRAILER_COLUMN", "ShardJob", "ShardResult", "ShardTask", "StateReader", "rows_of_one_shard"]
+__all__ = ["TICK_COLUMN", "TRAILER_COLUMN", "ShardInput", "ShardJob", "ShardResult", "ShardTask", "rows_of_one_shard"]
 
 TICK_COLUMN = "__tick"
 """True in the row that only tells a task its shard, NULL in the stream's own rows."""
@@ -28,8 +28,38 @@ TICK_COLUMN = "__tick"
 TRAILER_COLUMN = "__trailer"
 """The text of a trailer in the last row of a shard's output, NULL in all others."""
 
-StateReader = Callable[[StateFile], pa.Table]
-"""Maps a state file that a commit names, checked."""
+
+@dataclass(frozen=True)
+class ShardInput:
+    """All that a shard's task may go by.
+
+    Attributes
+    ----------
+    shard
+        The shard's number.
+    state
+        Its state after the last committed micro-batch; None before the first.
+    state_root
+        Where the files of states lie.
+    batches
+        The shard's rows as `Step.route` made them, sorted, without the column of the shard.
+    intent
+        What `Step.decide` gave for this micro-batch.
+    """
+
+    shard: int
+    state: ShardState | None
+    state_root: Path
+    batches: Iterator[pa.RecordBatch]
+    intent: Mapping[str, Any]
+
+    def read(self, file: StateFile) -> pa.Table:
+        """Map a table that a commit names, checked."""
+        return read_table(self.state_root, file)
+
+    def file_bytes(self, name: str) -> int:
+        """How large a state file is, with the tables in it that no commit names any more."""
+        return (self.state_root / name).stat().st_size
 
 
 @dataclass(frozen=True)
@@ -60,29 +90,8 @@ class ShardResult:
 class ShardTask(Protocol):
     """The part of a step that runs on an executor; picklable."""
 
-    def run(
-        self,
-        shard: int,
-        state: ShardState | None,
-        read: StateReader,
-        batches: Iterator[pa.RecordBatch],
-        intent: Mapping[str, Any],
-    ) -> Generator[pa.RecordBatch, None, ShardResult]:
-        """Join, and give the new state.
-
-        Parameters
-        ----------
-        shard
-            The shard's number.
-        state
-            The shard's state after the last committed micro-batch; None before the first.
-        read
-            Maps one of its files.
-        batches
-            The shard's rows as `Step.route` made them, sorted, without the column of the shard.
-        intent
-            What `Step.decide` gave for this micro-batch.
-        """
+    def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
+        """Join, and give the new state."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,8 @@ class ShardJob:
             return
         schema, count = self.mapped_schema, 0
         try:
-            work = self.task.run(shard, self.states[shard] if self.states else None, self._read, rows, self.intent)
+            state = self.states[shard] if self.states else None
+            work = self.task.run(ShardInput(shard, state, Path(self.state_root), rows, self.intent))
             while True:
                 try:
                     batch = next(work)
@@ -129,8 +139,8 @@ class ShardJob:
                 nothing = pa.nulls(batch.num_rows, pa.string())
                 yield pa.RecordBatch.from_arrays([*batch.columns, nothing], names=[*batch.schema.names, TRAILER_COLUMN])
             fault_point("flow.task.before_state")
-            state = self._save(shard, result)
-            trailer = {"shard": shard, "rows": count, "state": state.as_dict(), "report": dict(result.report)}
+            saved = self._save(shard, result)
+            trailer = {"shard": shard, "rows": count, "state": saved.as_dict(), "report": dict(result.report)}
         except DovetailError as error:
             # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
             trailer = {"shard": shard, "error": {"class": type(error).__name__, "message": str(error)}}
@@ -139,9 +149,6 @@ class ShardJob:
         fault_point("flow.task.trailer")
         columns = [*(pa.nulls(1, field.type) for field in schema), pa.array([json.dumps(trailer)], pa.string())]
         yield pa.RecordBatch.from_arrays(columns, names=[*schema.names, TRAILER_COLUMN])
-
-    def _read(self, file: StateFile) -> pa.Table:
-        return read_table(Path(self.state_root), file)
 
     def _save(self, shard: int, result: ShardResult) -> ShardState:
         root = Path(self.state_root)

@@ -61,6 +61,8 @@ class Step(ABC):
         The columns of what its tasks put out.
     sort_by
         The routed columns to sort by within a shard, the code first.
+    takes
+        None: what the stage before it gives. Else the steps whose output it takes, besides the flow's own input.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Step(ABC):
     output: T.StructType
     mapped_schema: T.StructType
     sort_by: list[str]
+    takes: tuple[str, ...] | None = None
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -76,11 +79,14 @@ class Step(ABC):
     @abstractmethod
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """The inputs, streaming or not, as one DataFrame of the columns that tasks read, ``__shard`` among them. All
-        names must be free of dots and backticks."""
+        names must be free of dots and backticks. Where the step says what it `takes`, the flow's own input is first."""
 
     @abstractmethod
-    def decide(self, previous: StepRecord | None, clock: BatchClock) -> dict[str, Any]:
-        """Its part of a new intent, ready for JSON. Runs on the driver, once per micro-batch, before any task."""
+    def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
+        """Its part of a new intent, ready for JSON, by what the last commit says of all steps (None: there is none).
+
+        Runs on the driver, once per micro-batch, before any task.
+        """
 
     @abstractmethod
     def task(self, is_last: bool) -> ShardTask:

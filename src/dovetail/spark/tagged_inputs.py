@@ -16,7 +16,7 @@ from dovetail.relation.format import CODE_COLUMN, CodeKind
 from dovetail.spark.codes import code_column, quoted
 from dovetail.spark.payload import encode, encoded_schema
 
-__all__ = ["INPUT_COLUMN", "SlotLayout", "tagged_union"]
+__all__ = ["INPUT_COLUMN", "Member", "SlotLayout", "code_names", "tagged", "tagged_union"]
 
 INPUT_COLUMN = "__input"
 """The number of the input that a row is of."""
@@ -69,19 +69,55 @@ class SlotLayout:
         return [f"__slot{number}" for number in range(len(self.types))]
 
 
+def code_names(count: int) -> list[str]:
+    """The columns of a row's codes, that of the attribute it is routed by first.
+
+    Examples
+    --------
+    >>> code_names(2)
+    ['__code', '__code1']
+    """
+    return [CODE_COLUMN, *(f"{CODE_COLUMN}{number}" for number in range(1, count))]
+
+
+@dataclass(frozen=True)
+class Member:
+    """What is joined somewhere: an input, or what another join gives.
+
+    Attributes
+    ----------
+    number
+        What its rows are tagged with.
+    schema
+        Its columns, in Spark's types.
+    keys
+        The columns of each join attribute that it has where it is joined, and the kind of their code; the attribute
+        that rows are routed by first.
+    """
+
+    number: int
+    schema: T.StructType
+    keys: tuple[tuple[tuple[str, ...], CodeKind], ...]
+
+
+def tagged(df: DataFrame, member: Member, layout: SlotLayout, codes: int) -> DataFrame:
+    """The rows of one member, each with the member's number, so many codes, and its columns in their slots."""
+    found = [code_column(df.schema, columns, kind) for columns, kind in member.keys]
+    found += [F.lit(None).cast("long")] * (codes - len(found))
+    names = code_names(codes)
+    coded = encode(df.select("*", *(code.alias(name) for code, name in zip(found, names, strict=True))))
+    values: list[Column] = [F.lit(None).cast(slot_type) for slot_type in layout.types]
+    for field, slot in zip(df.schema, layout.places[member.number], strict=True):
+        values[slot] = F.col(quoted(field.name))
+    slots = [value.alias(slot) for value, slot in zip(values, layout.names, strict=True)]
+    return coded.select(F.lit(member.number).alias(INPUT_COLUMN), *map(F.col, names), *slots)
+
+
 def tagged_union(
-    inputs: Mapping[str, DataFrame], keys: Mapping[str, Sequence[str]], kind: CodeKind, layout: SlotLayout
+    inputs: Mapping[str, DataFrame], members: Mapping[str, Member], layout: SlotLayout, codes: int
 ) -> DataFrame:
-    """The rows of all inputs, each with its input's number, its code and its columns in their slots."""
-    parts = []
-    for number, (name, df) in enumerate(inputs.items()):
-        code = code_column(df.schema, keys[name], kind)
-        coded = encode(df.select("*", code.alias(CODE_COLUMN)))
-        values: list[Column] = [F.lit(None).cast(slot_type) for slot_type in layout.types]
-        for field, slot in zip(df.schema, layout.places[number], strict=True):
-            values[slot] = F.col(quoted(field.name))
-        slots = [value.alias(slot) for value, slot in zip(values, layout.names, strict=True)]
-        parts.append(coded.select(F.lit(number).alias(INPUT_COLUMN), F.col(CODE_COLUMN), *slots))
+    """The rows of all inputs."""
+    parts = [tagged(df, members[name], layout, codes) for name, df in inputs.items()]
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.union(part)

@@ -38,6 +38,7 @@ __all__ = [
     "passages_of",
     "python_program",
     "random_moments",
+    "run_driver",
     "run_killed_after",
     "run_killed_at",
     "run_unharmed",
@@ -170,6 +171,50 @@ def run_killed_after(command: Sequence[str], delay_s: float, env: Mapping[str, s
             (expired.stdout or b"").decode(errors="replace"),
             (expired.stderr or b"").decode(errors="replace"),
         )
+
+
+def run_driver(command: Sequence[str], log: Path, point: str | None = None, kill_after_s: float | None = None) -> int:
+    """Run a driver of Spark's, kill what is left of it, and give its exit code, or minus the signal that ended it.
+
+    Parameters
+    ----------
+    command
+        The program and its arguments.
+    log
+        The file that what it prints is appended to.
+    point
+        A fault point, or ``point:n``, at which the driver or one of its workers dies; None: nowhere.
+    kill_after_s
+        After so long it is killed; None: it may take five minutes.
+
+    Examples
+    --------
+    >>> run_driver(python_program("raise SystemExit(3)"), Path(os.devnull))
+    3
+    """
+    spark = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    # What is tested is the protocol: a worker that need not load compiled code starts sooner.
+    spark["NUMBA_DISABLE_JIT"] = "1"
+    armed = {} if point is None else {FAULT_POINT_VARIABLE: point}
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=_environment(spark, armed),
+            start_new_session=True,
+        )
+    try:
+        return process.wait(DEFAULT_TIMEOUT_S if kill_after_s is None else kill_after_s)
+    except subprocess.TimeoutExpired:
+        if kill_after_s is None:
+            raise
+        return -signal.SIGKILL
+    finally:
+        # The group that was started here: the driver, if it lives, and its JVM. The workers end with that.
+        _kill_session(process.pid)
+        process.wait()
 
 
 def random_moments(seed: int, rounds: int, up_to_s: float) -> list[float]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from dovetail.state.store import FlowStore, files_of
 
-__all__ = ["Feed", "commits_of", "published_rows", "unnamed_state_files", "wait_until"]
+__all__ = ["Feed", "commits_of", "published_rows", "state_bytes", "unnamed_state_files", "wait_until"]
 
 
 class Feed:
@@ -96,6 +96,20 @@ def unnamed_state_files(checkpoint: str | os.PathLike[str]) -> set[str]:
     found = {str(path.relative_to(store.state_root)) for path in store.state_root.rglob("*") if path.is_file()}
     drafts = {path.name for name in ("intents", "commits") for path in (store.root / name).glob(".*")}
     return (found - named) | drafts
+
+
+def state_bytes(checkpoint: str | os.PathLike[str]) -> tuple[int, int]:
+    """Bytes of all files in the state directory, and of the tables that the newest commit names: the live state.
+
+    Examples
+    --------
+    >>> state_bytes(tempfile.mkdtemp())
+    (0, 0)
+    """
+    files = [path for path in FlowStore(checkpoint).state_root.rglob("*") if path.is_file()]
+    commits = commits_of(checkpoint)
+    live = sum(file.bytes for file in files_of(commits[-1])) if commits else 0
+    return sum(path.stat().st_size for path in files), live
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:

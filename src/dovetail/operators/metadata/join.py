@@ -47,6 +47,7 @@ from dovetail.operators.mjoin.chunk import Chunk
 from dovetail.operators.mjoin.disk_stages import DiskStages
 from dovetail.operators.mjoin.mjoin import MJoin
 from dovetail.operators.mjoin.spec import MJoinSpec, TupleWindow
+from dovetail.operators.mjoin.spill import Fetch
 from dovetail.operators.protocol import Snapshot
 
 __all__ = ["REASON_COLUMN", "MetadataJoin"]
@@ -433,20 +434,26 @@ class MetadataJoin(MJoin):
             "unpurged": self._unpurged,
             "unpurged_on_disk": self._unpurged_on_disk,
             "quarantined": quarantined,
+            # A runtime does not store empty tables.
+            "tables": [name for name, table in tables.items() if table.num_rows],
         }
         return replace(snapshot, tables={**snapshot.tables, **tables}, values={**snapshot.values, "metadata": promised})
 
-    def restore(self, snapshot: Snapshot, fetch: Callable[[str], pa.Table] | None = None) -> None:
+    def restore(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
         """Continue from a snapshot of an operator with the same spec; see `MJoin.restore`."""
         super().restore(snapshot, fetch)
         promised: Mapping[str, Any] = snapshot.values["metadata"]
-        self.collection.restore(promised["collection"], dict(snapshot.tables))
+        tables = {
+            name: snapshot.tables[name] if name in snapshot.tables or fetch is None else fetch(name)
+            for name in promised["tables"]
+        }
+        self.collection.restore(promised["collection"], tables)
         self._promises.restore(promised["promises"])
         self._unpurged, self._unpurged_on_disk = promised["unpurged"], promised["unpurged_on_disk"]
         self._purger.ended = {self._number(name) for name in self.ended}
         self._quarantined = []
         for number, name in enumerate(promised["quarantined"]):
-            [batch] = snapshot.tables[f"quarantined-{number}"].combine_chunks().to_batches()
+            [batch] = tables[f"quarantined-{number}"].combine_chunks().to_batches()
             self._quarantined.append((name, batch))
         self._quarantine_bytes.resize(sum(int(b.get_total_buffer_size()) for _, b in self._quarantined))
         self._account_promises()

@@ -242,7 +242,8 @@ class Purger:
                         self._metrics.unread_pieces += 1
                     self._drop(piece)
                 if gone:
-                    domain.pieces[i] = [piece for piece in pieces if piece not in gone]
+                    serials = {piece.serial for piece in gone}
+                    domain.pieces[i] = [piece for piece in pieces if piece.serial not in serials]
         self._state.close_empty_domains()
 
     def _is_covered(self, i: int, number: int, piece: Piece) -> bool:
@@ -323,7 +324,7 @@ class Purger:
         kept_rows = 0 if part is None else len(part)
         if part is not None:
             # Written before the piece goes, so that a full disk changes nothing.
-            state.adopt(i, part, "disk")
+            state.file_pieces(i, state.write(i, [part], piece.departure))
         domain.pieces[i] = [held for held in domain.pieces[i] if held is not piece]
         self._metrics.closed_rows += piece.rows - kept_rows
         self._metrics.saved_bytes += piece.bytes * (piece.rows - kept_rows) // piece.rows

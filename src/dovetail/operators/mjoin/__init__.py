@@ -4,7 +4,6 @@ from dovetail.operators.mjoin.binary import SymmetricHashJoin, XJoin
 from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.mjoin import MJoin
 from dovetail.operators.mjoin.spec import MJoinSpec, MultiJoinType, TimeWindow, TupleWindow, mjoin_spec
-from dovetail.operators.mjoin.spill import SpillError
 from dovetail.operators.mjoin.tree import MJoinTree
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "MJoinSpec",
     "MJoinTree",
     "MultiJoinType",
-    "SpillError",
     "SymmetricHashJoin",
     "TimeWindow",
     "TupleWindow",

@@ -25,24 +25,25 @@ Viglas, Naughton, Burger: Maximizing the Output Rate of Multi-Way Join Queries o
 (2003).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import BudgetError, DovetailError, PlanError, PromiseError, StateError
+from dovetail.errors import BudgetError, DovetailError, PlanError, PromiseError, SpillError, StateError
 from dovetail.memory import Ledger
 from dovetail.operators.mjoin.arrivals import ArrivalReader
 from dovetail.operators.mjoin.chunk import Chunk
+from dovetail.operators.mjoin.compaction import compact_pieces
 from dovetail.operators.mjoin.disk_stages import DiskStages
 from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.operators.mjoin.probing import Prober, SequenceChooser
 from dovetail.operators.mjoin.results import ResultWriter
-from dovetail.operators.mjoin.snapshots import restore_operator, snapshot_of
+from dovetail.operators.mjoin.snapshots import refer_to_stored, restore_operator, snapshot_of, table_names
 from dovetail.operators.mjoin.spec import MJoinSpec, TimeWindow, TupleWindow
-from dovetail.operators.mjoin.spill import SpillError
+from dovetail.operators.mjoin.spill import Fetch
 from dovetail.operators.mjoin.state import JoinState
 from dovetail.operators.protocol import Snapshot
 
@@ -257,6 +258,8 @@ class MJoin:
             if delay is not None and since is not None and self._now is not None and self._now - since >= delay:
                 yield from self._stages.join_completely(number)
                 is_done = True
+        if is_done:
+            compact_pieces(self.state, self.metrics, self._horizon())
         if idle and not is_done:
             yield from self._use_idle_time()
 
@@ -332,6 +335,7 @@ class MJoin:
         if gives_unmatched:
             yield from self._unmatched_before(horizon)
         self.state.purge(horizon)
+        compact_pieces(self.state, self.metrics, horizon)
 
     def _holds_expired(self, number: int, horizon: int) -> bool:
         """Whether results must be completed before tuples of a domain can be given up."""
@@ -381,6 +385,7 @@ class MJoin:
         for number, domain in enumerate(self.state.domains):
             if domain.pending:
                 yield from self._stages.join_completely(number)
+        compact_pieces(self.state, self.metrics, self._horizon())
         if len(self.ended) == len(self.spec.names):
             if self.spec.gives_unmatched:
                 yield from self._unmatched_before(None)
@@ -400,7 +405,23 @@ class MJoin:
         self._check_usable()
         return snapshot_of(self, have)
 
-    def restore(self, snapshot: Snapshot, fetch: Callable[[str], pa.Table] | None = None) -> None:
+    def table_names(self) -> frozenset[str]:
+        """The stored tables that the next snapshot would still name, of chunks and of pieces on disk."""
+        return table_names(self)
+
+    def refer_to_stored(self, snapshot: Snapshot, fetch: Fetch) -> None:
+        """Read what is on disk from where the last snapshot was stored, and delete the spill files.
+
+        Parameters
+        ----------
+        snapshot
+            What `snapshot` gave last; nothing has happened since.
+        fetch
+            Gives any of its tables by name for as long as this operator lives; best mapped.
+        """
+        refer_to_stored(self, snapshot, fetch)
+
+    def restore(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
         """Continue from a snapshot of an operator with the same spec.
 
         Parameters
@@ -408,7 +429,8 @@ class MJoin:
         snapshot
             What `snapshot` gave.
         fetch
-            Gives the table of a chunk that the snapshot left out; mapped files need no copy.
+            Gives a table that the snapshot left out. Those of chunks in memory are asked for now, and mapped files need
+            no copy. Those of pieces on disk are asked for when they are needed, for as long as this operator lives.
         """
         restore_operator(self, snapshot, fetch)
         self._broken = ""

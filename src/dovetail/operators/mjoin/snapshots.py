@@ -1,26 +1,31 @@
 """The state of a multi-way join as tables and a dict, and back.
 
-Every chunk is a table of its own, named by its serial number, and never changes under that name; so is its index
-(``<name>.index``). A runtime stores those that it does not have yet. Done bits, which do change, are one small table.
-Pieces on disk are chunks like any other, so a snapshot does not depend on the spill directory.
+Every chunk in memory is a table of its own, named by its serial number, and never changes under that name; so is its
+index (``<name>.index``). Pieces on disk that one snapshot saw first are one table for each input, a record batch each,
+and what is known of them is its index. A runtime stores the tables that it does not have yet. Done bits, which do
+change, are one small table.
+
+A piece in a stored table is only referred to: neither a later snapshot nor a restart writes it again, unless less than
+half of its table is still needed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from dovetail.errors import StateError
-from dovetail.operators.mjoin.chunk import DIRECT, Chunk
-from dovetail.operators.mjoin.spill import Piece, chunk_table, tuples_of
+from dovetail.operators.mjoin.chunk import DIRECT, IN_MEMORY, Chunk, get_bits
+from dovetail.operators.mjoin.spill import FACTS, Fetch, Piece, StoredTable, chunk_table, tuples_of
 from dovetail.operators.mjoin.state import JoinState
 from dovetail.operators.protocol import Snapshot
+from dovetail.relation.format import digest_of
 
 if TYPE_CHECKING:
     from dovetail.operators.mjoin.mjoin import MJoin
 
-__all__ = ["restore_operator", "snapshot_of"]
+__all__ = ["refer_to_stored", "restore_operator", "snapshot_of", "table_names"]
 
 _MEMORY, _DIRECT, _DISK = "memory", "direct", "disk"
 
@@ -28,19 +33,25 @@ _MEMORY, _DIRECT, _DISK = "memory", "direct", "disk"
 def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
     """The state of a join between two calls, without the tables that are stored already."""
     state, tables, described, done = join.state, {}, {}, []
-    for place, i, item in _held(state):
-        name = f"{i}-{item.serial}"
-        described[name] = {"input": i, "place": place, "level": item.level, "departure": item.departure}
-        described[name]["extremes"] = list(item.extremes)
-        if item.done is not None:
-            done.append((name, item.done.tobytes()))
-        if name in have:
-            continue
-        if isinstance(item, Piece):
-            tables[name] = pa.Table.from_batches([state.store.read_table(item)])
-        else:
-            tables[name] = pa.Table.from_batches([chunk_table(state.spec, i, item)])
-            tables[f"{name}.index"] = item.index_table()
+    for i in range(len(state.memory)):
+        for chunk in (*state.memory[i], *state.direct[i]):
+            name = f"{i}-{chunk.serial}"
+            place = _DIRECT if chunk.departure == DIRECT else _MEMORY
+            described[name] = {"input": i, "place": place, "level": chunk.level, "extremes": list(chunk.extremes)}
+            if chunk.done is not None:
+                done.append((name, chunk.done.tobytes()))
+            if name not in have:
+                tables[name] = pa.Table.from_batches([chunk_table(state.spec, i, chunk)])
+                tables[f"{name}.index"] = chunk.index_table()
+        for name, pieces, is_new in _tables_of_pieces(state, i, have):
+            is_whole = is_new or len(pieces) == state.stored[name].pieces
+            described[name] = {"input": i, "place": _DISK, "live": None if is_whole else sorted(pieces)}
+            done += [(f"{i}-{p.serial}", p.done.tobytes()) for p in pieces.values() if p.done is not None]
+            if is_new:
+                # Mapped, not loaded: what was spilled since the last snapshot may be more than fits in memory.
+                tables[name] = pa.Table.from_batches([state.store.mapped(piece) for piece in pieces.values()])
+                facts = zip(*(piece.facts() for piece in pieces.values()), strict=True)
+                tables[f"{name}.index"] = pa.table([pa.array(f, pa.int64()) for f in facts], names=list(FACTS))
     state.store.release()
     names, bits = zip(*done, strict=True) if done else ((), ())
     tables["done"] = pa.table({"chunk": pa.array(names, pa.string()), "bits": pa.array(bits, pa.binary())})
@@ -61,7 +72,58 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
     return Snapshot(join.kind, join.fingerprint(), tables, values)
 
 
-def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Callable[[str], pa.Table] | None) -> None:
+def table_names(join: "MJoin") -> frozenset[str]:
+    """The tables of the last stored state, without indexes, that a snapshot would still name if it had them all."""
+    state = join.state
+    held = {f"{i}-{c.serial}" for i in range(len(state.memory)) for c in (*state.memory[i], *state.direct[i])}
+    known = frozenset(state.stored)
+    for i in range(len(state.memory)):
+        held |= {name for name, _, is_new in _tables_of_pieces(state, i, known) if not is_new}
+    return frozenset(held)
+
+
+def _tables_of_pieces(
+    state: JoinState, i: int, have: frozenset[str]
+) -> Iterator[tuple[str, Mapping[int, Piece], bool]]:
+    """An input's pieces by the table that holds them, each with its number there; and whether the table is new."""
+    stored: dict[str, dict[int, Piece]] = {}
+    new: list[Piece] = []
+    for domain in state.domains:
+        for piece in domain.pieces[i]:
+            if piece.file is None and piece.table in have:
+                stored.setdefault(piece.table, {})[piece.number] = piece
+            else:
+                new.append(piece)
+    for name, pieces in stored.items():
+        if 2 * sum(piece.rows for piece in pieces.values()) >= state.stored[name].rows:
+            yield name, pieces, False
+        else:
+            # Most of that table is rubbish by now.
+            new += pieces.values()
+    if new:
+        serials = np.array([piece.serial for piece in new], np.int64)
+        yield f"{i}-{new[0].serial}-{digest_of(serials.tobytes())}", dict(enumerate(new)), True
+
+
+def refer_to_stored(join: "MJoin", snapshot: Snapshot, fetch: Fetch) -> None:
+    """Let the pieces on disk of a snapshot that is stored now be read from there; their spill files go."""
+    state = join.state
+    state.store.fetch_from(fetch)
+    held = {(i, p.serial): p for d in state.domains for i, pieces in enumerate(d.pieces) for p in pieces}
+    named = {name: about for name, about in snapshot.values["chunks"].items() if about["place"] == _DISK}
+    state.stored = {name: about for name, about in state.stored.items() if name in named}
+    for name in named.keys() - state.stored.keys():
+        facts = snapshot.tables[f"{name}.index"]
+        for number, serial in enumerate(facts["serial"].to_pylist()):
+            state.store.refer(held[named[name]["input"], serial], name, number)
+        state.stored[name] = _stored(facts)
+
+
+def _stored(facts: pa.Table) -> StoredTable:
+    return StoredTable(facts.num_rows, sum(facts["rows"].to_pylist()))
+
+
+def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> None:
     """Give a join the state of a snapshot; refused, with nothing changed, if it is of something else."""
     if snapshot.kind != join.kind or dict(snapshot.fingerprint) != join.fingerprint():
         raise StateError(
@@ -74,13 +136,20 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Callable[[str], p
     bits = dict(zip(done["chunk"].to_pylist(), done["bits"].to_pylist(), strict=True))
     state = join.state
     state.clear()
+    state.stored = {}
+    if fetch is not None:
+        state.store.fetch_from(fetch)
     for name, about in values["chunks"].items():
-        table = _table(name, snapshot, fetch)
-        index = snapshot.tables.get(f"{name}.index")
-        chunk = _chunk(state, name, about, table, index)
+        if about["place"] == _DISK:
+            facts = _index(name, snapshot, fetch)
+            if facts is None:
+                raise _lacks(name)
+            _restore_pieces(state, name, about, facts, snapshot.tables.get(name), bits)
+            continue
+        chunk = _chunk(state, name, about, _table(name, snapshot, fetch), _index(name, snapshot, fetch))
         if name in bits:
             chunk.done = np.frombuffer(bits[name], np.uint8).copy()
-        state.adopt(about["input"], chunk, about["place"])
+        state.adopt(about["input"], chunk, about["place"] == _DIRECT)
     state.stamp, state.serial = values["stamp"], values["serial"]
     state.spilled[:] = False
     state.spilled[values["spilled"]] = True
@@ -99,24 +168,54 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Callable[[str], p
         setattr(join.metrics, field, getattr(restored, field))
 
 
-def _held(state: JoinState) -> Iterator[tuple[str, int, Chunk | Piece]]:
-    for i in range(len(state.memory)):
-        for chunk in state.memory[i]:
-            yield _MEMORY, i, chunk
-        for chunk in state.direct[i]:
-            yield _DIRECT, i, chunk
-        for domain in state.domains:
-            for piece in domain.pieces[i]:
-                yield _DISK, i, piece
+def _restore_pieces(
+    state: JoinState,
+    name: str,
+    about: Mapping[str, Any],
+    facts: pa.Table,
+    table: pa.Table | None,
+    bits: Mapping[str, bytes],
+) -> None:
+    """Pieces whose table came with the snapshot are written to the spill directory; others are read where they are."""
+    i = about["input"]
+    known = list(zip(*(column.to_pylist() for column in facts.columns), strict=True))
+    numbers = range(len(known)) if about["live"] is None else about["live"]
+    pieces = [Piece.stored(known[number], name, number) for number in numbers]
+    for piece in pieces:
+        if f"{i}-{piece.serial}" in bits:
+            piece.done = np.frombuffer(bits[f"{i}-{piece.serial}"], np.uint8).copy()
+    if table is None:
+        state.stored[name] = _stored(facts)
+        state.file_pieces(i, pieces)
+        return
+    batches = table.to_batches()
+
+    def loaded() -> Iterator[Chunk]:
+        for piece in pieces:
+            tuples = tuples_of(state.spec, i, batches[piece.number])
+            if piece.done is not None:
+                tuples = tuples._replace(done=get_bits(piece.done, None, piece.rows))
+            yield Chunk.of_ordered(piece.serial, tuples, state.spec.partitions, piece.level)
+
+    state.adopt_pieces(i, loaded(), pieces)
 
 
-def _table(name: str, snapshot: Snapshot, fetch: Callable[[str], pa.Table] | None) -> pa.Table:
+def _index(name: str, snapshot: Snapshot, fetch: Fetch | None) -> pa.Table | None:
+    index = snapshot.tables.get(f"{name}.index")
+    return fetch(f"{name}.index") if index is None and fetch is not None else index
+
+
+def _table(name: str, snapshot: Snapshot, fetch: Fetch | None) -> pa.Table:
     table = snapshot.tables.get(name)
     if table is None and fetch is not None:
         table = fetch(name)
     if table is None:
-        raise StateError(f"The snapshot lacks chunk {name!r}.", hint="Pass fetch= to read chunks stored elsewhere.")
+        raise _lacks(name)
     return table
+
+
+def _lacks(name: str) -> StateError:
+    return StateError(f"The snapshot lacks chunk {name!r}.", hint="Pass fetch= to read chunks stored elsewhere.")
 
 
 def _chunk(state: JoinState, name: str, about: dict[str, Any], table: pa.Table, index: pa.Table | None) -> Chunk:
@@ -130,5 +229,5 @@ def _chunk(state: JoinState, name: str, about: dict[str, Any], table: pa.Table, 
     if state.spec.preserved[i]:
         tuples = tuples._replace(done=np.zeros(len(tuples.arrivals), np.bool_))
     serial = int(name.split("-")[1])
-    departure = DIRECT if about["place"] == _DIRECT else about["departure"]
+    departure = DIRECT if about["place"] == _DIRECT else IN_MEMORY
     return Chunk.of_ordered(serial, tuples, state.spec.partitions, about["level"], departure, starts, about["extremes"])

@@ -2,68 +2,111 @@
 
 A file is written under a temporary name, flushed to the disk's own queue and renamed, so a flush that runs out of space
 leaves nothing behind and everything in memory. Files are never changed; one is deleted when its last piece is dropped.
+
+Where the operator's state is stored elsewhere too (a runtime's durable files), a piece lies there and not here: it is
+read from the stored table by name, and what was written here is deleted. So taking a stored state over costs nothing
+for what is on disk, however much that is.
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import DovetailError, StateError
+from dovetail.errors import SpillError, StateError
+from dovetail.faultpoints import fault_point
 from dovetail.kernels.bucket_index import partitions_of
 from dovetail.operators.mjoin.chunk import Chunk, Int64Array, Tuples, UInt8Array, get_bits, set_bits
 from dovetail.operators.mjoin.spec import MJoinSpec
 
-__all__ = ["Piece", "SpillError", "SpillStore", "chunk_table", "tuples_of"]
+__all__ = ["FACTS", "Fetch", "Piece", "SpillStore", "StoredTable", "chunk_table", "tuples_of"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class SpillError(DovetailError, OSError):
-    """The spill directory cannot take what memory has no room for; the tuples are still in memory.
+Fetch = Callable[[str], pa.Table]
+"""Gives a stored table by its name; mapped where it can be."""
 
-    What to do: make room there, or raise the budget, and offer the rest of the batch again:
-    ``metrics.tuples_in`` tells how many tuples were accepted.
 
-    Examples
-    --------
-    >>> raise SpillError("The spill directory 'spill' is full.")
-    Traceback (most recent call last):
-    dovetail.operators.mjoin.spill.SpillError: The spill directory 'spill' is full.
+class StoredTable(NamedTuple):
+    """How much a stored table holds, what is no longer needed of it included."""
+
+    pieces: int
+    rows: int
+
+
+FACTS = (
+    "serial", "level", "departure", "partition", "rows", "bytes", "max_arrival", "min_low", "max_low", "min_code",
+    "max_code",
+)  # fmt: skip
+"""What is known of a piece besides where it lies."""
+
+
+def _named(facts: Sequence[int]) -> dict[str, Any]:
+    return dict(zip(FACTS, facts, strict=True))
+
+
+@dataclass(slots=True)
+class Piece:
+    """Tuples of one hash partition of one input on disk; what is resident of them is one bit each where needed.
+
+    Attributes
+    ----------
+    serial, level, departure, rows, bytes, max_arrival, min_low, max_low
+        As of the chunk that it was.
+    min_code, max_code
+        The least and the greatest code of its first attribute.
+    partition
+        Of the hash.
+    file
+        The spill file, or None where the piece lies in a stored table.
+    table
+        The name of the stored table.
+    number
+        Which record batch of the file or of the table it is.
+    done
+        One bit per row of a preserved input.
     """
 
+    serial: int
+    level: int
+    departure: int
+    partition: int
+    rows: int
+    bytes: int
+    max_arrival: int
+    min_low: int
+    max_low: int
+    min_code: int
+    max_code: int
+    number: int
+    file: Path | None = None
+    table: str = ""
+    done: UInt8Array | None = None
 
-class Piece:
-    """Tuples of one hash partition of one input on disk; what is resident of them is one bit each where needed."""
-
-    __slots__ = (
-        "bytes", "departure", "done", "file", "level", "max_arrival", "max_code", "max_low", "min_code", "min_low",
-        "number", "partition", "rows", "serial",
-    )  # fmt: skip
-
-    def __init__(self, chunk: Chunk, file: Path, number: int, departure: int, partition: int) -> None:
-        self.serial = chunk.serial
-        self.partition = partition
-        self.file = file
-        self.number = number
-        self.rows = len(chunk)
+    @classmethod
+    def of(cls, chunk: Chunk, file: Path, number: int, departure: int, partition: int) -> "Piece":
+        """A chunk that was written to a spill file."""
         # The rows may be a stretch of a larger chunk, whose buffers they share.
-        self.bytes = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
-        self.departure = departure
-        self.max_arrival = chunk.max_arrival
-        self.min_low, self.max_low = chunk.min_low, chunk.max_low
-        self.min_code, self.max_code = int(chunk.codes[0].min()), int(chunk.codes[0].max())
-        self.done: UInt8Array | None = chunk.done
-        self.level = chunk.level
+        size = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
+        codes = int(chunk.codes[0].min()), int(chunk.codes[0].max())
+        facts = (chunk.serial, chunk.level, departure, partition, len(chunk), size, *chunk.extremes, *codes)
+        return cls(**_named(facts), number=number, file=file, done=chunk.done)
 
-    @property
-    def extremes(self) -> tuple[int, int, int]:
-        """As of the chunk."""
-        return self.max_arrival, self.min_low, self.max_low
+    def facts(self) -> list[int]:
+        """The values of `FACTS`; the inverse of `stored`."""
+        return [getattr(self, name) for name in FACTS]
+
+    @classmethod
+    def stored(cls, facts: Sequence[int], table: str, number: int) -> "Piece":
+        """A piece in a stored table."""
+        return cls(**_named(facts), number=number, table=table)
 
     @property
     def resident_bytes(self) -> int:
@@ -78,6 +121,8 @@ class SpillStore:
         self._spec = spec
         self._pieces_per_file: dict[Path, int] = {}
         self._open: dict[Path, pa.ipc.RecordBatchFileReader] = {}
+        self._tables: dict[str, list[pa.RecordBatch]] = {}
+        self._fetch: Fetch | None = None
         self.bytes_read = 0
 
     def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> tuple[list[Piece], int]:
@@ -86,7 +131,9 @@ class SpillStore:
         assert directory is not None
         pieces: list[Piece] = []
         chunks = iter(chunks)
-        first = next(chunks)
+        first = next(chunks, None)
+        if first is None:
+            return [], 0
         name = f"{i}-{first.serial:012d}.arrow"
         path, unfinished = directory / name, directory / (name + ".unfinished")
         try:
@@ -96,9 +143,11 @@ class SpillStore:
                 for number, chunk in enumerate(chain([first], chunks)):
                     writer.write_batch(chunk_table(self._spec, i, chunk))
                     partition = int(partitions_of(chunk.codes[0][:1], self._spec.partitions)[0])
-                    pieces.append(Piece(chunk, path, number, departure, partition))
+                    pieces.append(Piece.of(chunk, path, number, departure, partition))
+                    fault_point("mjoin.spill.begun")
             written = unfinished.stat().st_size
             unfinished.rename(path)
+            fault_point("mjoin.spill.written")
         except OSError as error:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
@@ -111,21 +160,42 @@ class SpillStore:
         self._pieces_per_file[path] = len(pieces)
         return pieces, written
 
+    def fetch_from(self, fetch: Fetch) -> None:
+        """Read stored tables by this from now on."""
+        self._fetch = fetch
+        self._tables.clear()
+
+    def refer(self, piece: Piece, table: str, number: int) -> None:
+        """The piece is stored: read it from there, and do without the spill file."""
+        self.drop(piece)
+        piece.file, piece.table, piece.number = None, table, number
+
     def mapped(self, piece: Piece) -> pa.RecordBatch:
         """The piece's record batch, mapped: only what is looked at is read, and none of it is ours."""
+        if piece.file is None:
+            batches = self._tables.get(piece.table)
+            if batches is None:
+                assert self._fetch is not None
+                batches = self._tables[piece.table] = self._fetch(piece.table).to_batches()
+            batch = batches[piece.number]
+        else:
+            batch = self._spilled(piece.file, piece.number)
+        if piece.rows != batch.num_rows:
+            where = f"stored table {piece.table!r}" if piece.file is None else f"spill file {str(piece.file)!r}"
+            raise StateError(f"The {where} holds {batch.num_rows} rows, not {piece.rows}.")
+        return batch
+
+    def _spilled(self, file: Path, number: int) -> pa.RecordBatch:
         try:
-            reader = self._open.get(piece.file)
+            reader = self._open.get(file)
             if reader is None:
-                reader = self._open[piece.file] = pa.ipc.open_file(pa.memory_map(str(piece.file), "rb"))
-            batch = reader.get_batch(piece.number)
+                reader = self._open[file] = pa.ipc.open_file(pa.memory_map(str(file), "rb"))
+            return reader.get_batch(number)
         except (OSError, pa.ArrowInvalid) as error:
             raise StateError(
-                f"The spill file {str(piece.file)!r} cannot be read: {error}.",
+                f"The spill file {str(file)!r} cannot be read: {error}.",
                 hint="Restore the last snapshot; spill files are not kept across restarts.",
             ) from error
-        if piece.rows != batch.num_rows:
-            raise StateError(f"The spill file {str(piece.file)!r} holds {batch.num_rows} rows, not {piece.rows}.")
-        return batch
 
     def read_table(self, piece: Piece, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
         """Rows of a piece, in memory of their own."""
@@ -152,9 +222,12 @@ class SpillStore:
     def release(self) -> None:
         """Unmap all files."""
         self._open.clear()
+        self._tables.clear()
 
     def drop(self, piece: Piece) -> None:
-        """Forget a piece, and delete its file with the last one."""
+        """Forget a piece, and delete its spill file with the last one."""
+        if piece.file is None:
+            return
         self._pieces_per_file[piece.file] -= 1
         if self._pieces_per_file[piece.file] == 0:
             del self._pieces_per_file[piece.file]

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.errors import BudgetError
+from dovetail.errors import BudgetError, SpillError
 from dovetail.memory import Ledger
 from dovetail.operators.mjoin.chunk import DIRECT, BoolArray, Chunk, Tuples, concatenated, get_bits, merged
 from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.spec import MJoinSpec
-from dovetail.operators.mjoin.spill import Piece, SpillError, SpillStore
+from dovetail.operators.mjoin.spill import Piece, SpillStore, StoredTable
 
 __all__ = ["Domain", "JoinState", "Limits"]
 
-_TIER = 4  # so many chunks of a level become one of the next
+TIER = 4  # so many chunks of a level become one of the next
 _LARGEST_CHUNK_BYTES = 1 << 30
 
 
@@ -75,6 +75,8 @@ class JoinState:
         self.is_coordinated = spec.flushing == "coordinated" and spec.is_star
         self.spilled: BoolArray = np.zeros(spec.partitions, np.bool_)
         self.store = SpillStore(spec)
+        self.stored: dict[str, StoredTable] = {}
+        """The stored tables that hold pieces, by name."""
         self.stamp = 1
         self.serial = 1
         self._memory_bytes = ledger.reserve("state")
@@ -114,6 +116,11 @@ class JoinState:
         """Tuples that arrived for an open domain since it was last joined completely."""
         return sum(domain.pending for domain in self.domains)
 
+    @property
+    def piece_limit_bytes(self) -> int:
+        """The most that a piece on disk takes when it is loaded, so that one of each input can be."""
+        return self.limits.work // (4 * len(self.memory))
+
     def is_settled(self) -> BoolArray:
         """For each partition, whether all results of what has arrived for it are out."""
         flags = np.array([domain.pending == 0 for domain in self.domains], np.bool_)
@@ -137,16 +144,21 @@ class JoinState:
         self.account()
         self.close_empty_domains()
 
-    def adopt(self, i: int, chunk: Chunk, place: str) -> None:
-        """Take over a chunk of a snapshot: in memory, on its way to disk, or on disk."""
-        if place == "memory":
-            self.memory[i].append(chunk)
-        elif place == "direct":
+    def adopt(self, i: int, chunk: Chunk, is_direct: bool) -> None:
+        """Take over a chunk of a snapshot: in memory, or on its way to disk."""
+        if is_direct:
             self.direct[i].append(chunk)
             self.count_direct(chunk, 1)
         else:
-            self._file(i, self._write(i, [chunk], chunk.departure))
+            self.memory[i].append(chunk)
         self.account()
+
+    def adopt_pieces(self, i: int, chunks: Iterable[Chunk], saved: Sequence[Piece]) -> None:
+        """Take over pieces whose rows nobody else keeps, by writing them to the spill directory."""
+        pieces = self.write(i, chunks, DIRECT)
+        for piece, before in zip(pieces, saved, strict=True):
+            piece.departure, piece.bytes = before.departure, before.bytes
+        self.file_pieces(i, pieces)
 
     # ---------------------------------------------------------------- arrivals
 
@@ -174,8 +186,8 @@ class JoinState:
     def tidy(self, i: int, horizon: int | None) -> None:
         """Merge the newest chunks of an input while there are enough of the same level."""
         chunks = self.memory[i]
-        while len(chunks) >= _TIER and len({chunk.level for chunk in chunks[-_TIER:]}) == 1:
-            group = chunks[-_TIER:]
+        while len(chunks) >= TIER and len({chunk.level for chunk in chunks[-TIER:]}) == 1:
+            group = chunks[-TIER:]
             total = sum(chunk.nbytes for chunk in group)
             if 2 * total > self.limits.work or total > _LARGEST_CHUNK_BYTES:
                 return
@@ -186,7 +198,7 @@ class JoinState:
             chunk = merged(self.next_serial(), group, keep, self.spec.partitions)
             self._metrics.merges += 1
             self._metrics.merged_rows += len(chunk)
-            chunks[-_TIER:] = [chunk] if len(chunk) else []
+            chunks[-TIER:] = [chunk] if len(chunk) else []
             self.account()
             self.work.resize(0)
 
@@ -329,7 +341,7 @@ class JoinState:
         try:
             for i, mask in victims.items():
                 chunks = self._pieces_of(self.memory[i], mask)
-                written.append((i, self._write(i, chunks, departure)))
+                written.append((i, self.write(i, chunks, departure)))
         except SpillError:
             for _, pieces in written:
                 for piece in pieces:
@@ -343,7 +355,7 @@ class JoinState:
                 # Until now all of its tuples were in memory together, so all their results are out.
                 self.domains[number].joined_until = departure
         for i, pieces in written:
-            self._file(i, pieces)
+            self.file_pieces(i, pieces)
             self._metrics.flushed_rows += sum(piece.rows for piece in pieces)
         if self.is_coordinated:
             for mask in victims.values():
@@ -355,12 +367,12 @@ class JoinState:
         everything = np.ones(self.spec.partitions, np.bool_)
         for i in range(len(self.direct)):
             if self.direct[i]:
-                pieces = self._write(i, self._pieces_of(self.direct[i], everything), DIRECT)
+                pieces = self.write(i, self._pieces_of(self.direct[i], everything), DIRECT)
                 for chunk in self.direct[i]:
                     self.count_direct(chunk, -1)
                 self.direct[i] = []
                 self.account()
-                self._file(i, pieces)
+                self.file_pieces(i, pieces)
         self._metrics.flushes += 1
 
     def _choose_victims(self, wanted_bytes: int) -> dict[int, BoolArray]:
@@ -385,7 +397,7 @@ class JoinState:
 
     def _pieces_of(self, chunks: Sequence[Chunk], mask: BoolArray) -> Iterator[Chunk]:
         """The rows of some partitions, each piece of one partition and of bounded size."""
-        limit = self.limits.work // (4 * len(self.memory))
+        limit = self.piece_limit_bytes
         offsets = [chunk.partition_offsets(self.spec.partitions) for chunk in chunks]
         for partition in np.flatnonzero(mask).tolist():
             parts: list[Tuples] = []
@@ -409,7 +421,8 @@ class JoinState:
             return Chunk.of_ordered(self.next_serial(), parts[0], self.spec.partitions)
         return Chunk.build(self.next_serial(), concatenated(parts), self.spec.partitions)
 
-    def _write(self, i: int, chunks: Iterable[Chunk], departure: int) -> list[Piece]:
+    def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> list[Piece]:
+        """Write chunks, each of one partition, to the spill directory."""
         self.work.resize(self.limits.work // 2)
         try:
             pieces, size = self.store.write(i, chunks, departure)
@@ -418,7 +431,8 @@ class JoinState:
         self._metrics.spilled_bytes += size
         return pieces
 
-    def _file(self, i: int, pieces: Iterable[Piece]) -> None:
+    def file_pieces(self, i: int, pieces: Iterable[Piece]) -> None:
+        """Put pieces to their domains."""
         for piece in pieces:
             self.domains[piece.partition if self.spec.is_star else 0].pieces[i].append(piece)
             self._done_bytes.grow(piece.resident_bytes)

@@ -26,7 +26,7 @@ from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.operators.mjoin.spec import MJoinSpec, TimeWindow, mjoin_spec
 from dovetail.operators.protocol import Snapshot
 
-__all__ = ["MJoinTree"]
+__all__ = ["MJoinTree", "graph_of_node", "internal_names"]
 
 
 class _Node:
@@ -70,12 +70,7 @@ class MJoinTree:
             )
         self._output = MultiOutput(spec)
         self._budget = Budget(max(1, spec.budget.total_bytes // len(nodes)))
-        self._internal = {
-            (name, column): f"~key {attribute.name} {place}"
-            for attribute in spec.attributes
-            for name, columns in attribute.columns.items()
-            for place, column in enumerate(columns)
-        }
+        self._internal = internal_names(spec.graph)
         self._nodes: list[_Node] = []
         self._leaf_node: dict[str, _Node] = {}
         self._build(plan.root)
@@ -109,7 +104,9 @@ class MJoinTree:
             options["driving"] = self.spec.driving
         if len(self.plan.root.inputs) == len(node.children):
             options["sequences"] = self.spec.sequences
-        join = MJoin(mjoin_spec(schemas, self._graph_of(node, list(schemas)), budget=self._budget, **options))
+        join = MJoin(
+            mjoin_spec(schemas, graph_of_node(self.spec.graph, node, list(schemas)), budget=self._budget, **options)
+        )
         made = _Node(number, f"~node {number}", join, inputs)
         self._nodes.append(made)
         for lower in below:
@@ -132,27 +129,6 @@ class MJoinTree:
         if self.spec.window is not None:
             fields += [pa.field(f"~{end} {node.name}", pa.int64()) for end in ("low", "high")]
         return pa.schema(fields)
-
-    def _graph_of(self, node: PlanNode, names: Sequence[str]) -> JoinGraph:
-        """The attributes that children share; those that the same children share are one."""
-        by_children: dict[tuple[str, ...], list[JoinAttribute]] = {}
-        for attribute in self.spec.attributes:
-            holders = tuple(
-                name
-                for name, child in zip(names, node.children, strict=True)
-                if set(leaves_of(child)) & set(attribute.columns)
-            )
-            if len(holders) > 1:
-                by_children.setdefault(holders, []).append(attribute)
-        attributes = []
-        for holders, parts in by_children.items():
-            columns = tuple(
-                f"~key {part.name} {place}" for part in parts for place in range(len(next(iter(part.columns.values()))))
-            )
-            name = "_".join(part.name for part in parts)
-            attributes.append(JoinAttribute(name, dict.fromkeys(holders, columns)))
-        attributes.sort(key=lambda attribute: -len(attribute.columns))
-        return JoinGraph(tuple(names), tuple(attributes))
 
     # ---------------------------------------------------------------- running
 
@@ -310,6 +286,50 @@ class MJoinTree:
             node.join.restore(Snapshot(node.join.kind, node.join.spec.fingerprint(), tables, values))
         self._place, self.watermark = snapshot.values["place"], snapshot.values["watermark"]
         self.late_tuples = snapshot.values["late_tuples"]
+
+
+def internal_names(graph: JoinGraph) -> dict[tuple[str, str], str]:
+    """What the join columns of inputs, (input, column), are called inside a tree: the same for all of an attribute.
+
+    Examples
+    --------
+    >>> internal_names(JoinGraph.of({"a": ["x"], "b": ["y"]}, on=[("a.x", "b.y")]))
+    {('a', 'x'): '~key x 0', ('b', 'y'): '~key x 0'}
+    """
+    return {
+        (name, column): _key_name(attribute, place)
+        for attribute in graph.attributes
+        for name, columns in attribute.columns.items()
+        for place, column in enumerate(columns)
+    }
+
+
+def _key_name(attribute: JoinAttribute, place: int) -> str:
+    return f"~key {attribute.name} {place}"
+
+
+def graph_of_node(graph: JoinGraph, node: PlanNode, names: Sequence[str]) -> JoinGraph:
+    """What the children of a node, called so, are joined on there, by the columns' internal names.
+
+    These are the attributes that children share; those that the same children share are one.
+    """
+    by_children: dict[tuple[str, ...], list[JoinAttribute]] = {}
+    for attribute in graph.attributes:
+        holders = tuple(
+            name
+            for name, child in zip(names, node.children, strict=True)
+            if set(leaves_of(child)) & set(attribute.columns)
+        )
+        if len(holders) > 1:
+            by_children.setdefault(holders, []).append(attribute)
+    attributes = []
+    for holders, parts in by_children.items():
+        columns = tuple(
+            _key_name(part, place) for part in parts for place in range(len(next(iter(part.columns.values()))))
+        )
+        attributes.append(JoinAttribute("_".join(part.name for part in parts), dict.fromkeys(holders, columns)))
+    attributes.sort(key=lambda attribute: -len(attribute.columns))
+    return JoinGraph(tuple(names), tuple(attributes))
 
 
 def _is_time(name: str) -> bool:

@@ -1,14 +1,14 @@
 """Overflow: budgets, flushing policies, the delay bound, a full disk, restarts, and keys with very many matches."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import StateError
+from dovetail.errors import SpillError, StateError
 from dovetail.operators.mjoin import MJoin, TimeWindow, mjoin_spec
-from dovetail.operators.mjoin.spill import SpillError
 from dovetail.testing.faults import python_program, run_unharmed
 from dovetail.testing.snapshots import through_storage
 
@@ -17,8 +17,8 @@ WIDE = "x" * 200
 ROWS = 60
 
 
-def expected(rows: int) -> list[tuple[str, ...]]:
-    return sorted((f"a{k}{WIDE}", f"b{k}{WIDE}", f"c{k}{WIDE}") for k in range(rows))
+def expected(rows: int, names: str = "abc") -> list[tuple[str, ...]]:
+    return sorted(tuple(f"{name}{k}{WIDE}" for name in names) for k in range(rows))
 
 
 def fill(join: Any, rows: int = ROWS) -> list[tuple[Any, ...]]:
@@ -107,6 +107,49 @@ def test_snapshot_leaves_out_chunks_that_are_stored_already(script: Any) -> None
         script("ab").join.restore(second)
 
 
+def test_what_is_on_disk_is_stored_once_and_attached_without_being_written_or_read(script: Any, tmp_path: Path) -> None:
+    options = {"budget": "400kB", "partitions": 4}
+    join = script("ab", spill_directory=tmp_path / "first", **options)
+    stored: dict[str, pa.Table] = {}
+    out: list[Any] = []
+    written, rounds, rows = 0, 40, 60
+    for number in range(rounds):
+        for name in "ab":
+            out += join.offer(name, *[(k, f"{name}{k}{WIDE}") for k in range(rows * number, rows * (number + 1))])
+        out += join.labels(join.join.drain())
+        snapshot = through_storage(join.join.snapshot(have=frozenset(stored)))
+        written += sum(t.num_rows for n, t in snapshot.tables.items() if n != "done" and "index" not in n)
+        stored |= snapshot.tables
+        join.join.refer_to_stored(snapshot, stored.__getitem__)
+        assert list((tmp_path / "first").glob("*")) == [], "what is stored is not kept a second time"
+    total = 2 * rounds * rows
+    assert join.join.metrics.flushed_rows > total / 2
+    # A row is stored once for every tier that it reaches, not once for every snapshot.
+    assert written < 4 * total
+    on_disk = {name: about for name, about in snapshot.values["chunks"].items() if about["place"] == "disk"}
+    numbers = {name: about["live"] or range(stored[f"{name}.index"].num_rows) for name, about in on_disk.items()}
+    assert 0 < sum(map(len, numbers.values())) < total / 10
+    asked: list[str] = []
+
+    def fetch(name: str) -> pa.Table:
+        asked.append(name)
+        return stored[name]
+
+    again = script("ab", spill_directory=tmp_path / "second", **options)
+    again.join.restore(replace(snapshot, tables={"done": snapshot.tables["done"]}), fetch)
+    in_memory = [n for n, about in snapshot.values["chunks"].items() if about["place"] != "disk"]
+    # Of what is on disk, only what is known of it is read.
+    assert sorted(asked) == sorted([*in_memory, *(f"{name}.index" for name in snapshot.values["chunks"])])
+    assert not (tmp_path / "second").exists()
+    assert again.join.metrics.as_dict() == join.join.metrics.as_dict()
+    assert again.join.state_rows() == join.join.state_rows() == {"a": total // 2, "b": total // 2}
+    assert sorted(out) == expected(total // 2, "ab")
+    twice = [again.offer("a", (k, "late")) for k in (0, 1170, 2399)]
+    assert sorted([row for rows in twice for row in rows] + again.labels(again.join.drain())) == sorted(
+        ("late", f"b{k}{WIDE}") for k in (0, 1170, 2399)
+    )
+
+
 def test_snapshot_of_another_join_is_refused(script: Any) -> None:
     saved = script("ab").join.snapshot()
     with pytest.raises(StateError, match="another join"):
@@ -166,7 +209,8 @@ def test_key_with_a_million_matches_is_given_out_in_bounded_batches(tmp_path: Pa
 FULL_DISK = """
 import resource, sys
 import pyarrow as pa
-from dovetail.operators.mjoin import MJoin, SpillError, mjoin_spec
+from dovetail.errors import SpillError
+from dovetail.operators.mjoin import MJoin, mjoin_spec
 
 schemas = {name: pa.schema({"k": pa.int64(), name: pa.string()}) for name in "ab"}
 
