@@ -35,6 +35,7 @@ from dovetail.errors import BudgetError
 from dovetail.kernels.bucket_index import partitions_of
 from dovetail.memory import Reservation
 from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
+from dovetail.operators.metadata.deferred import DeferredRows
 from dovetail.operators.metadata.intervals import IntervalSet
 from dovetail.operators.metadata.keys import Keys
 from dovetail.operators.metadata.metrics import MetadataMetrics
@@ -102,6 +103,7 @@ class MetadataJoin(MJoin):
         self.metadata = metadata
         limit = int(spec.budget.total_bytes * metadata.memory_share)
         self.state.limits = replace(self.state.limits, state=self.state.limits.state - limit)
+        self._promise_limit = limit
         self.collection = PunctuationCollection(spec, limit)
         self._promise_bytes = self._ledger.reserve("promises")
         self._quarantine_bytes = self._ledger.reserve("quarantine")
@@ -111,6 +113,7 @@ class MetadataJoin(MJoin):
         self._promises = ArrivalPromises(spec, metadata, self.collection, self._holds_already)
         self._stages = _PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         self._stages.on_joined = self._purge_joined
+        self._deferred = DeferredRows(self.collection.readers)
         self._quarantined: list[tuple[str, pa.RecordBatch]] = []
         self._unpurged = 0
         self._unpurged_on_disk = 0
@@ -156,7 +159,7 @@ class MetadataJoin(MJoin):
             if self._unpurged and self._is_memory_full(size):
                 yield from self._purge(None)
             self.state.make_room(size)
-            kept, keys, rows = self._kept_promises(i, piece)
+            kept, keys = self._kept_promises(i, piece)
             self._arriving.resize(size)
             # 2. Those that no later result can need are joined and dropped.
             chunk, nulls = self._accept(i, kept)
@@ -170,12 +173,12 @@ class MetadataJoin(MJoin):
             yield from self._probe(i, resident)
             self.state.tidy(i, self._horizon())
             # 4. What these tuples close is purged, now or later.
-            yield from self._close(i, chunk, self._promises.observe(i, keys, rows))
+            yield from self._close(i, chunk, self._promises.observe(i, keys))
             if isinstance(self.spec.window, TupleWindow):
                 yield from self._advance_places(self.spec.window)
 
-    def _kept_promises(self, i: int, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Keys, pa.RecordBatch]:
-        """The slice without the rows that break a promise; and the keys and rows of those that have a key."""
+    def _kept_promises(self, i: int, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Keys]:
+        """The slice without the rows that break a promise; and the keys of those that have one."""
         rows = piece.select(range(1, piece.num_columns))
         codes = piece.column(0)
         valid = codes.is_valid().to_numpy(zero_copy_only=False)
@@ -192,11 +195,11 @@ class MetadataJoin(MJoin):
                     self._put_aside(name, rows.filter(pa.array(mask)), REASONS[kind])
             self.metrics.tuples_in[name] += int(verdict.broken.sum())
             keep = ~verdict.broken
-            piece, rows = piece.filter(pa.array(keep)), rows.filter(pa.array(keep))
+            piece = piece.filter(pa.array(keep))
             keys, valid = keys.take(np.flatnonzero(keep)), valid[keep]
         if not valid.all():
-            keys, rows = keys.take(np.flatnonzero(valid)), rows.filter(pa.array(valid))
-        return piece, keys, rows
+            keys = keys.take(np.flatnonzero(valid))
+        return piece, keys
 
     def _holds_already(self, i: int, keys: Keys) -> npt.NDArray[np.bool_]:
         return self._purger.holds(i, keys, reads_disk=True)
@@ -265,6 +268,67 @@ class MetadataJoin(MJoin):
         bound = [BoundPunctuation.of(each, name, self.spec.schemas[name]) for each in punctuations]
         return self._guarded(self._punctuate(i, bound))
 
+    def punctuate_rows(
+        self, name: str, rows: pa.RecordBatch, times: Int64Array | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Close the join value of each row: a punctuation by the join columns for each; NULLs close nothing.
+
+        Parameters
+        ----------
+        name
+            The input that promises.
+        rows
+            The input's join columns, at least; rows with the same values are one punctuation.
+        times
+            For punctuations that come as a stream of their own, their event times: each takes effect when the
+            watermark has passed it. None: they take effect now.
+        """
+        i = self._number(name)
+        columns = list(self.collection.readers[i].columns)
+        is_valid = np.ones(rows.num_rows, np.bool_)
+        for column in columns:
+            is_valid &= rows.column(column).is_valid().to_numpy(zero_copy_only=False)
+        values = rows.select(columns).filter(pa.array(is_valid))
+        if times is None:
+            return self._guarded(self._close_rows(i, values))
+        return self._guarded(self._defer_rows(i, values, times[is_valid]))
+
+    def _defer_rows(self, i: int, values: pa.RecordBatch, times: Int64Array) -> Iterator[pa.RecordBatch]:
+        self._deferred.add(i, values, times)
+        self.metrics.punctuations_forgotten += self._deferred.forget(self._promise_limit // 4)
+        yield from self._close_due()
+
+    def _close_due(self) -> Iterator[pa.RecordBatch]:
+        """Let deferred punctuations take effect whose time the watermark has passed."""
+        if self.watermark is not None:
+            for i, values in self._deferred.due(self.watermark):
+                yield from self._close_rows(i, values)
+        self._account_promises()
+
+    def _close_rows(self, i: int, values: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for start in range(0, values.num_rows, _FEW_CODES):
+            keys = self.collection.readers[i].of_values(values.slice(start, _FEW_CODES))
+            _, once = np.unique(keys.ids(), return_index=True)
+            keys = keys.take(np.sort(once))
+            self.metrics.punctuations_in += len(keys.codes)
+            self.collection.ranges[i].add_keys(keys)
+            yield from self._close_values(keys)
+
+    def _close_values(self, closed: Keys | IntervalSet | None) -> Iterator[pa.RecordBatch]:
+        if self.collection.is_over_limit():
+            yield from self._forget()
+            return
+        self._account_promises()
+        yield from self._purge_or_wait(*_codes_and_count(closed))
+
+    def end_batch(self) -> Iterator[pa.RecordBatch]:
+        """Say that a micro-batch is over, of a join whose metadata is batchwise."""
+        return self._guarded(self._end_batch())
+
+    def _end_batch(self) -> Iterator[pa.RecordBatch]:
+        for closed in self._promises.end_batch():
+            yield from self._close_values(closed)
+
     def _punctuate(self, i: int, punctuations: Sequence[BoundPunctuation]) -> Iterator[pa.RecordBatch]:
         closed_codes: list[Int64Array] | None = []
         closed_count = 0
@@ -284,7 +348,7 @@ class MetadataJoin(MJoin):
         yield from self._purge_or_wait(codes, closed_count)
 
     def _account_promises(self) -> None:
-        self._promise_bytes.resize(self.collection.nbytes + self._promises.nbytes)
+        self._promise_bytes.resize(self.collection.nbytes + self._promises.nbytes + self._deferred.nbytes)
 
     def _forget(self) -> Iterator[pa.RecordBatch]:
         """Use everything that is promised, then forget some of it."""
@@ -376,6 +440,7 @@ class MetadataJoin(MJoin):
 
     def _expire(self, horizon: int) -> Iterator[pa.RecordBatch]:
         yield from super()._expire(horizon)
+        yield from self._close_due()
         self._pass_on()
 
     def finish(self, name: str) -> None:
@@ -424,6 +489,7 @@ class MetadataJoin(MJoin):
         """The whole state between two calls; see `MJoin.snapshot`."""
         snapshot = super().snapshot(have)
         values, tables = self.collection.as_state()
+        tables |= self._deferred.tables()
         quarantined = []
         for number, (name, batch) in enumerate(self._quarantined):
             tables[f"quarantined-{number}"] = pa.Table.from_batches([batch])
@@ -448,6 +514,7 @@ class MetadataJoin(MJoin):
             for name in promised["tables"]
         }
         self.collection.restore(promised["collection"], tables)
+        self._deferred.restore(tables)
         self._promises.restore(promised["promises"])
         self._unpurged, self._unpurged_on_disk = promised["unpurged"], promised["unpurged_on_disk"]
         self._purger.ended = {self._number(name) for name in self.ended}

@@ -52,6 +52,9 @@ class _Progress:
     furthest: int | None = None
     furthest_value: Any = None
     last: Keys | None = None
+    """The cluster that is open; where order is known by micro-batches only, all those of the last one."""
+    seen: Keys | None = None
+    """The keys of this micro-batch so far."""
 
 
 class ArrivalPromises:
@@ -84,6 +87,7 @@ class ArrivalPromises:
         self._orders: list[Order | None] = [
             Order.of(metadata.ordered[name]) if name in metadata.ordered else None for name in names
         ]
+        self._is_batchwise = metadata.is_batchwise
         self._progress = [_Progress() for _ in names]
 
     def keeps_order(self, i: int) -> bool:
@@ -98,7 +102,7 @@ class ArrivalPromises:
         broken: BoolArray = np.zeros(len(valid), np.bool_)
         checks: list[tuple[str, Callable[[], BoolArray]]] = []
         if self._orders[i] is not None:
-            checks.append(("ordered", lambda: self._out_of_order(i, keys, valid, rows)))
+            checks.append(("ordered", lambda: self._out_of_order(i, keys, valid)))
         is_promised = self._collection.ranges[i].entries > 0
         if self._clustered[i]:
             checks.append(("clustered", lambda: self._out_of_cluster(i, keys, valid)))
@@ -131,15 +135,19 @@ class ArrivalPromises:
             hint='Correct the source, withdraw the promise, or pass on_broken_promise="quarantine".',
         )
 
-    def _out_of_order(self, i: int, keys: Keys, valid: BoolArray, rows: pa.RecordBatch) -> BoolArray:
-        numbers, before, slack = self._numbered(i, keys, rows)
+    def _out_of_order(self, i: int, keys: Keys, valid: BoolArray) -> BoolArray:
+        numbers, before, slack = self._numbered(i, keys)
         numbers = np.where(valid, numbers, LEAST)
-        furthest = np.maximum.accumulate(np.concatenate([[LEAST if before is None else before], numbers]))[:-1]
+        if self._is_batchwise:
+            before = LEAST if before is None else before
+            furthest = np.full(len(numbers), before)
+        else:
+            furthest = np.maximum.accumulate(np.concatenate([[LEAST if before is None else before], numbers]))[:-1]
         floors = np.where(furthest < LEAST + slack, LEAST, furthest - slack)
         broken: BoolArray = numbers < floors
         return broken
 
-    def _numbered(self, i: int, keys: Keys, rows: pa.RecordBatch) -> tuple[Int64Array, int | None, int]:
+    def _numbered(self, i: int, keys: Keys) -> tuple[Int64Array, int | None, int]:
         """Numbers that ascend as the input promised, the furthest so far among them, and the slack."""
         order, progress = self._orders[i], self._progress[i]
         assert order is not None
@@ -161,7 +169,7 @@ class ArrivalPromises:
         """Rows whose value was closed before, or begins a second run here."""
         broken: BoolArray = self._collection.ranges[i].contains(keys) & valid
         rows = np.flatnonzero(valid & ~broken)
-        if not rows.size:
+        if not rows.size or self._is_batchwise:
             return broken
         ids, has_last = self._ids_after_last(i, keys.take(rows))
         begins = np.concatenate([[True], ids[1:] != ids[:-1]])
@@ -191,23 +199,50 @@ class ArrivalPromises:
 
     # ---------------------------------------------------------------- learning
 
-    def observe(self, i: int, keys: Keys, rows: pa.RecordBatch) -> Keys | IntervalSet | None:
+    def observe(self, i: int, keys: Keys) -> Keys | IntervalSet | None:
         """Note rows that broke nothing, all with a key; gives the join values that they close, None: cannot be told."""
         closed: Keys | IntervalSet | None = Keys(np.zeros(0, np.int64))
         if not len(keys.codes):
             return closed
+        if self._is_batchwise:
+            if self.keeps_order(i):
+                seen = self._progress[i].seen
+                self._progress[i].seen = _unique(keys if seen is None else _joined(seen, keys))
+            return closed
         if self._orders[i] is not None:
-            closed = self._observe_order(i, keys, rows)
+            closed = self._observe_order(i, keys)
         if self._clustered[i]:
             closed_clusters = self._observe_clusters(i, keys)
             if self._orders[i] is None:
                 closed = closed_clusters
         return closed
 
-    def _observe_order(self, i: int, keys: Keys, rows: pa.RecordBatch) -> IntervalSet | None:
+    def end_batch(self) -> list[Keys | IntervalSet | None]:
+        """Apply what a micro-batch's rows say about order and clusters; gives what each input closed."""
+        found: list[Keys | IntervalSet | None] = []
+        for i, progress in enumerate(self._progress):
+            seen, progress.seen = progress.seen, None
+            if seen is None:
+                found.append(Keys(np.zeros(0, np.int64)))
+                continue
+            closed: Keys | IntervalSet | None = None
+            if self._clustered[i]:
+                before, progress.last = progress.last, seen
+                closed = seen.take(np.zeros(0, np.int64))
+                if before is not None:
+                    ids = _joined(seen, before).ids()
+                    is_over = ~np.isin(ids[len(seen.codes) :], ids[: len(seen.codes)])
+                    closed = before.take(np.flatnonzero(is_over))
+                    self._collection.ranges[i].add_keys(closed)
+            if self._orders[i] is not None:
+                closed = self._observe_order(i, seen)
+            found.append(closed)
+        return found
+
+    def _observe_order(self, i: int, keys: Keys) -> IntervalSet | None:
         order, progress, range_ = self._orders[i], self._progress[i], self._collection.ranges[i]
         assert order is not None
-        numbers, before, slack = self._numbered(i, keys, rows)
+        numbers, before, slack = self._numbered(i, keys)
         top = int(np.argmax(numbers))
         if before is not None and int(numbers[top]) <= before:
             return IntervalSet.empty()
@@ -247,9 +282,11 @@ class ArrivalPromises:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the last clusters' keys."""
-        last = [progress.last for progress in self._progress if progress.last is not None]
-        return sum(8 + sum(int(column.get_total_buffer_size()) for column in keys.columns) for keys in last)
+        """Bytes of the keys of open clusters."""
+        held = [keys for p in self._progress for keys in (p.last, p.seen) if keys is not None]
+        return sum(
+            keys.codes.nbytes + sum(int(column.get_total_buffer_size()) for column in keys.columns) for keys in held
+        )
 
     # ---------------------------------------------------------------- restart
 
@@ -263,7 +300,7 @@ class ArrivalPromises:
                 {
                     "furthest": progress.furthest,
                     "furthest_value": None if value is None else encoded(pa.array([value], self._kind(i))),
-                    "last_code": None if last is None else int(last.codes[0]),
+                    "last_codes": None if last is None else encoded(pa.array(last.codes)),
                     "last_key": None if last is None else [encoded(column) for column in last.columns],
                 }
             )
@@ -276,14 +313,20 @@ class ArrivalPromises:
             progress.furthest = values["furthest"]
             progress.furthest_value = None if value is None else decoded(value)[0].as_py()
             progress.last = None
-            if values["last_code"] is not None:
+            progress.seen = None
+            if values["last_codes"] is not None:
                 columns = tuple(decoded(text) for text in values["last_key"])
-                progress.last = Keys(np.array([values["last_code"]], np.int64), columns)
+                progress.last = Keys(np.array(decoded(values["last_codes"]), np.int64), columns)
 
 
 def _joined(last: Keys, keys: Keys) -> Keys:
     columns = tuple(pa.concat_arrays([a, b]) for a, b in zip(last.columns, keys.columns, strict=True))
     return Keys(np.concatenate([last.codes, keys.codes]), columns)
+
+
+def _unique(keys: Keys) -> Keys:
+    _, first = np.unique(keys.ids(), return_index=True)
+    return keys.take(np.sort(first))
 
 
 def _ranks(column: pa.Array) -> Int64Array:

@@ -89,6 +89,10 @@ class Metadata:
         it aside with the reason, ``"count"`` drops and counts it. It is never joined.
     memory_share
         The part of the budget for what was promised; past it, the join forgets promises, which is safe.
+    is_batchwise
+        Whether rows are offered in micro-batches within which their order is lost, each ended by
+        `MetadataJoin.end_batch`. Order and clusters are then judged by micro-batches: a cluster has ended when a
+        micro-batch has rows and none of it.
 
     Examples
     --------
@@ -107,6 +111,7 @@ class Metadata:
     propagate: bool = True
     on_broken_promise: BrokenPromisePolicy = "error"
     memory_share: float = 0.0625
+    is_batchwise: bool = False
 
     def __post_init__(self) -> None:
         choices: list[tuple[str, Any]] = [

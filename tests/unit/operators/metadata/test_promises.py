@@ -199,3 +199,45 @@ def test_metadata_needs_one_join_attribute_and_orders_one_column() -> None:
         MetadataJoin(two, Metadata(ordered={"a": "ascending"}))
     with pytest.raises(PlanError, match="slack"):
         Order("ascending", slack=-1)
+
+
+@pytest.mark.parametrize("keys", ["integer", "text"])
+def test_clusters_and_orders_by_micro_batches_do_not_depend_on_the_order_within_one(script: Any, keys: str) -> None:
+    key = (lambda k: f"k{k}") if keys == "text" else (lambda k: k)
+    metadata = Metadata(keys=["a"], clustered=["b"], goal="memory", is_batchwise=True, on_broken_promise="quarantine")
+    join = script("ab", metadata, keys=keys)
+    join.offer("a", *[(key(k), "a") for k in range(5)])
+    join.offer("b", (key(1), "b"), (key(0), "b"), (key(1), "b"))
+    join.labels(join.join.end_batch())
+    assert join.held() == (5, 0)
+    # 0 is over, since this micro-batch has rows and none of it; one without rows ends nothing.
+    join.offer("b", (key(2), "b"), (key(1), "b"))
+    join.labels(join.join.end_batch())
+    join.labels(join.join.end_batch())
+    assert join.held() == (4, 0)
+    again = script("ab", metadata, keys=keys)
+    again.join.restore(through_storage(join.join.snapshot()))
+    again.offer("b", (key(0), "broken"), (key(2), "b"))
+    again.labels(again.join.end_batch())
+    assert again.held() == (3, 0)
+    assert [k for _, k, _ in quarantined(again)] == [key(0)]
+
+
+def test_descending_order_by_micro_batches(script: Any) -> None:
+    metadata = Metadata(ordered={"b": "descending"}, goal="memory", is_batchwise=True, on_broken_promise="quarantine")
+    join = script("ab", metadata)
+    join.offer("a", *[(k, "a") for k in range(10)])
+    join.offer("b", (5, "b"), (9, "b"), (7, "b"))
+    join.labels(join.join.end_batch())
+    assert join.held() == (6, 3)
+    join.offer("b", (6, "broken"), (5, "b"), (4, "b"))
+    assert [k for _, k, _ in quarantined(join)] == [6]
+
+
+def test_rows_that_end_their_value_close_it(script: Any) -> None:
+    join = script("ab", Metadata(goal="memory"), keys="text")
+    join.offer("a", ("x", "1"), ("y", "2"))
+    ends = pa.record_batch({"k": ["x", None, "x"]})
+    assert join.labels(join.join.punctuate_rows("b", ends)) == []
+    assert join.held() == (1, 0)
+    assert join.join.metrics.punctuations_in == 1

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from dovetail.operators.metadata import Metadata, Punctuation
@@ -96,6 +98,26 @@ def test_window_frees_a_punctuation_that_waited_for_its_tuples(script: Any) -> N
     assert join.passed_on() == []
     join.labels(join.join.advance(111))
     assert join.passed_on() == ["k = 1"]
+
+
+def test_punctuation_of_its_own_stream_takes_effect_when_the_watermark_has_passed_it(script: Any) -> None:
+    window = TimeWindow(1000, {"a": "ta", "b": "tb"})
+    join = script("ab", AT_ONCE, time=True, window=window)
+    join.offer("a", (1, 100, "a1"), (2, 100, "a2"))
+    ends = pa.record_batch({"k": [1, 2, None]})
+    assert join.labels(join.join.punctuate_rows("b", ends, np.array([150, 250, 10]))) == []
+    # It came before the data that it speaks of.
+    assert join.offer("b", (1, 140, "b1")) == [("a1", "b1")]
+    join.labels(join.join.advance(150))
+    assert join.held() == (2, 1)
+    again = script("ab", AT_ONCE, time=True, window=window)
+    again.join.restore(through_storage(join.join.snapshot()))
+    again.labels(again.join.advance(151))
+    assert again.held() == (1, 1)
+    assert again.passed_on() == []
+    again.labels(again.join.advance(300))
+    assert again.held() == (0, 1)
+    assert again.passed_on() == ["k = 2"]
 
 
 @pytest.mark.parametrize("flushing", ["coordinated", "random"])
