@@ -33,6 +33,10 @@ demo: setup  ## join a stream with a large table, by Spark's own join and by our
 demo-flow: setup  ## a flow that is killed and started again: every row exactly once
 	@$(RUN) python examples/flow_demo.py $(ARGS)
 
+.PHONY: demo-news
+demo-news: setup  ## two streams of XML files joined live, with punctuations that close groups
+	@$(RUN) python examples/news/news_demo.py $(ARGS)
+
 .PHONY: test
 test: setup  ## all tests that need no service
 	@$(RUN) scripts/run-tests $(ARGS)

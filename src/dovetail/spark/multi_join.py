@@ -1,6 +1,6 @@
 """`multi_join`: several streams joined with each other, in a declared amount of memory, exactly once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,12 +11,15 @@ from dovetail.errors import PlanError
 from dovetail.memory import Budget
 from dovetail.model.multiway import ForcedPlan, MultiwayStatistics, plan_multiway
 from dovetail.model.multiway_graph import JoinGraph, OnClause
+from dovetail.operators.metadata import Order
+from dovetail.operators.metadata.spec import BrokenPromisePolicy
 from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
 from dovetail.operators.mjoin.spec import MultiJoinType
 from dovetail.spark.codes import check_key_columns, quoted
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.durations import parse_duration_ms
 from dovetail.spark.flow import Flow, require_flow_name
+from dovetail.spark.join_metadata import JoinMetadata, PunctuationSource
 from dovetail.spark.multi_join_plan import JoinLayout, arrow_schema, plan_steps
 
 __all__ = ["multi_join"]
@@ -37,6 +40,12 @@ def multi_join(
     max_delay: str | None = None,
     plan: ForcedPlan = "auto",
     statistics: MultiwayStatistics | None = None,
+    keys: Collection[str] | None = None,
+    punctuations: Mapping[str, PunctuationSource] | None = None,
+    clustered: Collection[str] | None = None,
+    ordered: Mapping[str, Order | str] | None = None,
+    on_broken_promise: BrokenPromisePolicy = "error",
+    notices: str | None = None,
     shards: int | None = None,
     name: str = "multi_join",
 ) -> Flow:
@@ -71,6 +80,17 @@ def multi_join(
         shuffle, and an equal part of the budget.
     statistics
         Rates of the inputs and numbers of join values for ``plan="auto"`` to go by.
+    keys, clustered, ordered
+        Inputs in which no join value comes twice; whose rows of a value come together; that are ordered by the join
+        column (by name: ``"ascending"``, ``"descending"`` or an `Order`). Orders are judged by micro-batches.
+    punctuations
+        For an input, what ends its join values: a condition on its rows (``"status = 'closed'"``, a column, or
+        `Punctuation.where`), a stream with the join columns and the event time, or a function of the micro-batch's
+        clock that gives punctuations. See ``docs/metadata.md``.
+    on_broken_promise
+        What becomes of a row that its input had promised not to send: ``"error"``, ``"quarantine"`` or ``"count"``.
+    notices
+        The name of a column that tells closed join values and quarantined rows from joined ones.
     shards
         How many slices the state of each join has; it stays so for the life of the checkpoint. None: as many as tasks
         run at once.
@@ -94,6 +114,15 @@ def multi_join(
     aligned = dict(inputs)
     for attribute in graph.attributes:
         aligned = _aligned(spark, aligned, attribute.columns)
+    promised = JoinMetadata.of(inputs, keys, punctuations, clustered, ordered, on_broken_promise, notices)
+    if promised is not None:
+        plain = mjoin_spec(
+            {n: arrow_schema(df.schema) for n, df in aligned.items()},
+            graph,
+            how=how,
+            window=_window(window, time, lateness, {n: df.schema for n, df in aligned.items()}),
+        )
+        aligned = promised.marked_inputs(aligned, punctuations, plain)
     schemas = {n: df.schema for n, df in aligned.items()}
     for attribute in graph.attributes:
         for n, columns in attribute.columns.items():
@@ -108,7 +137,7 @@ def multi_join(
     )
     chosen = plan_multiway(graph, _statistics(statistics, spec), force=plan)
     parallelism = max(1, spark.sparkContext.defaultParallelism)
-    source, steps = plan_steps(aligned, spec, chosen, JoinLayout(_shards(shards, parallelism), parallelism))
+    source, steps = plan_steps(aligned, spec, chosen, JoinLayout(_shards(shards, parallelism), parallelism), promised)
     return Flow(name, source, steps)
 
 

@@ -31,18 +31,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import BudgetError
 from dovetail.kernels.bucket_index import partitions_of
 from dovetail.memory import Reservation
+from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts
 from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
 from dovetail.operators.metadata.deferred import DeferredRows
 from dovetail.operators.metadata.intervals import IntervalSet
 from dovetail.operators.metadata.keys import Keys
 from dovetail.operators.metadata.metrics import MetadataMetrics
-from dovetail.operators.metadata.patterns import BoundSet
 from dovetail.operators.metadata.promises import REASONS, ArrivalPromises
 from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation
 from dovetail.operators.metadata.purging import Purger
+from dovetail.operators.metadata.quarantine import REASON_COLUMN, Quarantine
+from dovetail.operators.metadata.ranges import values_of
 from dovetail.operators.metadata.spec import Metadata
 from dovetail.operators.mjoin.chunk import Chunk
 from dovetail.operators.mjoin.disk_stages import DiskStages
@@ -53,12 +54,12 @@ from dovetail.operators.protocol import Snapshot
 
 __all__ = ["REASON_COLUMN", "MetadataJoin"]
 
-REASON_COLUMN = "__reason"
-"""The column that says of a quarantined row why it was not joined."""
+CLOSED_ROW = "closed"
+"""What a notice says of a join value that no later result has."""
 
 Int64Array = npt.NDArray[np.int64]
 _FEWEST_PURGED = 100
-_FEW_CODES = 4096
+_MOST_VALUES = 1_000_000
 
 
 class MetadataJoin(MJoin):
@@ -106,7 +107,7 @@ class MetadataJoin(MJoin):
         self._promise_limit = limit
         self.collection = PunctuationCollection(spec, limit)
         self._promise_bytes = self._ledger.reserve("promises")
-        self._quarantine_bytes = self._ledger.reserve("quarantine")
+        self._quarantine = Quarantine(self._ledger.reserve("quarantine"), self.state.limits.arrivals // 2)
         unique = [name in metadata.keys for name in spec.names]
         self._unique = unique
         self._purger = Purger(self.state, self.collection, unique, self._writer, self.metrics)
@@ -114,7 +115,6 @@ class MetadataJoin(MJoin):
         self._stages = _PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         self._stages.on_joined = self._purge_joined
         self._deferred = DeferredRows(self.collection.readers)
-        self._quarantined: list[tuple[str, pa.RecordBatch]] = []
         self._unpurged = 0
         self._unpurged_on_disk = 0
 
@@ -155,7 +155,7 @@ class MetadataJoin(MJoin):
         for piece, size in self._reader.slices(i, batch):
             # 1. Make room, by purging first, and refuse what breaks a promise, before anything is accepted.
             self._require_room_for_late(size)
-            self._require_room_for_quarantine(size)
+            self._quarantine.require_room(size)
             if self._unpurged and self._is_memory_full(size):
                 yield from self._purge(None)
             self.state.make_room(size)
@@ -192,7 +192,7 @@ class MetadataJoin(MJoin):
                 counted = self.metrics.broken_promises
                 counted[kind] = counted.get(kind, 0) + int(mask.sum())
                 if self.metadata.on_broken_promise == "quarantine":
-                    self._put_aside(name, rows.filter(pa.array(mask)), REASONS[kind])
+                    self._quarantine.put(name, rows.filter(pa.array(mask)), REASONS[kind])
             self.metrics.tuples_in[name] += int(verdict.broken.sum())
             keep = ~verdict.broken
             piece = piece.filter(pa.array(keep))
@@ -229,7 +229,7 @@ class MetadataJoin(MJoin):
 
     def _close(self, i: int, chunk: Chunk, closed: Keys | IntervalSet | None) -> Iterator[pa.RecordBatch]:
         """Note the join values that arrivals closed: by the order they came in, and by being unique."""
-        codes, count = _codes_and_count(closed)
+        codes, count = codes_and_count(closed)
         if self._unique[i] and len(chunk):
             matched = np.zeros(len(chunk), np.bool_)
             for j in range(len(self.spec.names)):
@@ -306,8 +306,8 @@ class MetadataJoin(MJoin):
         self._account_promises()
 
     def _close_rows(self, i: int, values: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        for start in range(0, values.num_rows, _FEW_CODES):
-            keys = self.collection.readers[i].of_values(values.slice(start, _FEW_CODES))
+        for start in range(0, values.num_rows, FEW_CODES):
+            keys = self.collection.readers[i].of_values(values.slice(start, FEW_CODES))
             _, once = np.unique(keys.ids(), return_index=True)
             keys = keys.take(np.sort(once))
             self.metrics.punctuations_in += len(keys.codes)
@@ -319,7 +319,7 @@ class MetadataJoin(MJoin):
             yield from self._forget()
             return
         self._account_promises()
-        yield from self._purge_or_wait(*_codes_and_count(closed))
+        yield from self._purge_or_wait(*codes_and_count(closed))
 
     def end_batch(self) -> Iterator[pa.RecordBatch]:
         """Say that a micro-batch is over, of a join whose metadata is batchwise."""
@@ -333,8 +333,8 @@ class MetadataJoin(MJoin):
         closed_codes: list[Int64Array] | None = []
         closed_count = 0
         self.metrics.punctuations_in += len(punctuations)
-        for bound in (part for each in punctuations for part in _in_parts(each)):
-            codes, count = _codes_and_count(self.collection.ranges[i].add(bound))
+        for bound in (part for each in punctuations for part in in_parts(each)):
+            codes, count = codes_and_count(self.collection.ranges[i].add(bound))
             closed_count += count
             if codes is None or closed_codes is None:
                 closed_codes = None
@@ -365,6 +365,16 @@ class MetadataJoin(MJoin):
         self.metrics.punctuations_out += len(found)
         self._account_promises()
         return found
+
+    def take_closed_values(self) -> Iterator[pa.RecordBatch]:
+        """As `take_punctuations`, but as rows of the join columns; left out is what is no value of all of them."""
+        columns = self.collection.readers[0].columns
+        for bound in self.collection.take_ready():
+            self.metrics.punctuations_out += 1
+            values = values_of(bound, columns, self.spec.schemas[self.spec.names[0]], _MOST_VALUES)
+            if values is not None:
+                yield values
+        self._account_promises()
 
     # ---------------------------------------------------------------- purging
 
@@ -457,27 +467,9 @@ class MetadataJoin(MJoin):
             yield from self._purge_disk(None)
         self._pass_on()
 
-    # ---------------------------------------------------------------- broken promises
-
-    def _put_aside(self, name: str, rows: pa.RecordBatch, reason: str) -> None:
-        reasons = pa.array([reason] * rows.num_rows, pa.string())
-        batch = rows.append_column(REASON_COLUMN, reasons)
-        self._quarantine_bytes.grow(int(batch.get_total_buffer_size()))
-        self._quarantined.append((name, batch))
-
-    def _require_room_for_quarantine(self, size: int) -> None:
-        is_full = self._quarantine_bytes.held_bytes + 2 * size > self.state.limits.arrivals // 2
-        if self.metadata.on_broken_promise == "quarantine" and self._quarantined and is_full:
-            raise BudgetError(
-                f"{self._quarantine_bytes.held_bytes} bytes of quarantined tuples wait to be fetched.",
-                hint="Call take_quarantined after each offer.",
-            )
-
     def take_quarantined(self) -> list[tuple[str, pa.RecordBatch]]:
         """The tuples put aside since the last call, by input, each with the reason in `REASON_COLUMN`."""
-        quarantined, self._quarantined = self._quarantined, []
-        self._quarantine_bytes.resize(0)
-        return quarantined
+        return self._quarantine.take()
 
     # ---------------------------------------------------------------- restart
 
@@ -490,10 +482,8 @@ class MetadataJoin(MJoin):
         snapshot = super().snapshot(have)
         values, tables = self.collection.as_state()
         tables |= self._deferred.tables()
-        quarantined = []
-        for number, (name, batch) in enumerate(self._quarantined):
-            tables[f"quarantined-{number}"] = pa.Table.from_batches([batch])
-            quarantined.append(name)
+        quarantined, put_aside = self._quarantine.as_state()
+        tables |= put_aside
         promised = {
             "collection": values,
             "promises": self._promises.as_state(),
@@ -518,11 +508,7 @@ class MetadataJoin(MJoin):
         self._promises.restore(promised["promises"])
         self._unpurged, self._unpurged_on_disk = promised["unpurged"], promised["unpurged_on_disk"]
         self._purger.ended = {self._number(name) for name in self.ended}
-        self._quarantined = []
-        for number, name in enumerate(promised["quarantined"]):
-            [batch] = tables[f"quarantined-{number}"].combine_chunks().to_batches()
-            self._quarantined.append((name, batch))
-        self._quarantine_bytes.resize(sum(int(b.get_total_buffer_size()) for _, b in self._quarantined))
+        self._quarantine.restore(promised["quarantined"], tables)
         self._account_promises()
 
 
@@ -535,28 +521,3 @@ class _PurgingStages(DiskStages):
         """As `DiskStages.join_completely`, and then purge the domain."""
         yield from super().join_completely(number)
         yield from self.on_joined(number)
-
-
-def _in_parts(bound: BoundPunctuation) -> Iterator[BoundPunctuation]:
-    """A punctuation of very many values as several, so that what they take is bounded at every moment."""
-    [*patterns] = bound.columns.items()
-    if len(patterns) != 1 or not isinstance(patterns[0][1], BoundSet) or len(patterns[0][1].values) <= _FEW_CODES:
-        yield bound
-        return
-    name, values = patterns[0][0], patterns[0][1].values
-    for start in range(0, len(values), _FEW_CODES):
-        yield BoundPunctuation({name: BoundSet(values.slice(start, _FEW_CODES))})
-
-
-def _codes_and_count(closed: Keys | IntervalSet | None) -> tuple[Int64Array | None, int]:
-    """The codes of closed values, None where they are too many to look up one by one; and how many, 1 for those."""
-    if closed is None:
-        return None, 1
-    if isinstance(closed, Keys):
-        count = len(closed.codes)
-        return (closed.codes if count <= _FEW_CODES else None), count
-    if not len(closed):
-        return np.zeros(0, np.int64), 0
-    codes = closed.points(_FEW_CODES)
-    single = int((closed.lows == closed.highs).sum())
-    return codes, max(1, single) if codes is None else len(codes)

@@ -24,11 +24,22 @@ from dovetail.operators.metadata.patterns import (
     pattern_of,
 )
 
-__all__ = ["BoundPunctuation", "Punctuation"]
+__all__ = ["BoundPunctuation", "Marked", "Punctuation"]
 
 BoolArray = npt.NDArray[np.bool_]
 _SETS = (list, tuple, set, frozenset, pa.Array, pa.ChunkedArray)
 _MOST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Rows of a stream that end their join value; made by `Punctuation.where`."""
+
+    where: Any
+    is_data: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}{'' if self.is_data else ', which are not data'}"
 
 
 class Punctuation:
@@ -102,6 +113,24 @@ column that may be anything.
         day in (, 5)
         """
         return cls({column: Range(low, high, closed)})
+
+    @staticmethod
+    def where(condition: Any, *, data: bool = True) -> Marked:
+        """Rows that meet a condition end their join value, for the ``punctuations`` of `dovetail.multi_join`.
+
+        Parameters
+        ----------
+        condition
+            SQL text or a Spark column.
+        data
+            Whether such a row is one of the input's rows as well.
+
+        Examples
+        --------
+        >>> print(Punctuation.where("status = 'closed'"))
+        status = 'closed'
+        """
+        return Marked(condition, data)
 
     def __str__(self) -> str:
         return " and ".join(f"{name} {_told(value)}" for name, value in self.columns.items()) or "anything"

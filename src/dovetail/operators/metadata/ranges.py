@@ -8,6 +8,7 @@ Memory is bounded: past its limit a range forgets. That is safe, since a range t
 been passed on is forgotten first, then the narrowest intervals, the oldest keys and the oldest predicates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from dovetail.operators.metadata.patterns import BoundRange, BoundSet
 from dovetail.operators.metadata.punctuation import BoundPunctuation, points_of
 from dovetail.relation.keys import compute_codes
 
-__all__ = ["MOST_PREDICATES", "Predicate", "PunctuatedRange", "key_punctuations"]
+__all__ = ["MOST_PREDICATES", "Predicate", "PunctuatedRange", "key_punctuations", "values_of"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -258,6 +259,24 @@ def key_punctuations(intervals: IntervalSet, column: str, kind: pa.DataType) -> 
         else:
             found.append(BoundPunctuation({column: BoundRange(kind, ends[0], ends[1], True, True)}))
     return found
+
+
+def values_of(bound: BoundPunctuation, columns: Sequence[str], schema: pa.Schema, most: int) -> pa.RecordBatch | None:
+    """The values of the join columns that a punctuation closes, as rows; None where it names others or too many."""
+    if set(bound.columns) != set(columns):
+        return None
+    pattern = bound.columns[columns[0]]
+    if len(columns) == 1 and isinstance(pattern, BoundRange):
+        if pattern.low is None or pattern.high is None or not _is_discrete(pattern.kind):
+            return None
+        ends = compute_codes(pa.record_batch([pa.array([pattern.low, pattern.high], pattern.kind)], names=["v"]), ["v"])
+        points = IntervalSet.between(*ends.to_pylist()).points(most)
+        return None if points is None else pa.record_batch([_of_codes(points, pattern.kind)], names=list(columns))
+    return points_of(bound, columns, most)
+
+
+def _is_discrete(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
 def _of_codes(codes: Int64Array, kind: pa.DataType) -> pa.Array:
