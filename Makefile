@@ -77,7 +77,7 @@ bench-operators: setup  ## the semi-stream joins against each other, DuckDB and 
 	@$(RUN) python benchmarks/operators.py $(ARGS)
 
 .PHONY: bench-multiway
-bench-multiway: setup  ## three streams joined on Spark, against Spark's own chain of joins and no join at all
+bench-multiway: setup  ## three streams joined on Spark, against Spark's own joins, Flink and no join at all; ten rows; growth
 	@$(RUN) python benchmarks/multiway.py $(ARGS)
 
 .PHONY: bench-metadata

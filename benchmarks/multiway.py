@@ -1,12 +1,18 @@
-"""A join of three streams on Spark: ours, Spark's own chain of stream-stream joins, and what no join at all would cost.
+"""A join of three streams on Spark: ours, Spark's own chain of stream-stream joins, Flink's, and no join at all.
 
-Axes
-----
-- *Rows* per stream and micro-batch: 100,000 and 300,000 (``--rows``).
-- *Plan*: ``dovetail`` (`multi_join`, Parquet-free: its sink is ``noop``; its state is durable in every micro-batch);
-  ``spark``, a chain of two stream-stream joins with the default state store, and ``spark-rocksdb`` with RocksDB and its
-  changelog, both also with ``stateFormatVersion`` 4 (``--spark-formats``); ``ceiling``: the union of the three streams,
-  a shuffle by key, ``mapInArrow`` that gives rows of the result's width, an observation, and the ``noop`` sink.
+Sections (``--sections``, all by default)
+-----------------------------------------
+- ``join``. *Rows* per stream and micro-batch: 100,000 and 300,000 (``--rows``). *Plan*: ``dovetail`` (`multi_join`;
+  its sink is ``noop``; its state is durable in every micro-batch); ``spark``, a chain of two stream-stream joins with
+  the default state store, and ``spark-rocksdb`` with RocksDB and its changelog, both also with ``stateFormatVersion`` 4
+  (``--spark-formats``); ``ceiling``: the union of the three streams, a shuffle by key, ``mapInArrow`` that gives rows
+  of the result's width, an observation, and the ``noop`` sink.
+- ``small``. Ten rows per stream and micro-batch, against the same flow without any row.
+- ``growth``. 100,000 rows per stream and micro-batch with a window of 1 and of 30 seconds: about 1 and 10 million rows
+  of state.
+- ``flink``. Flink's chain of joins and its operator for several inputs (see ``multiway_flink.py``), on ``--flink-rows``
+  rows per stream, with heap state and no checkpoints, against ours at 300,000 rows per micro-batch. PyFlink is
+  installed into an environment of its own, ``build/flink`` (``--flink-python`` takes another interpreter that has it).
 
 Every key comes once per stream; event time advances by a second per micro-batch, and rows join that are at most two
 seconds apart, so that state is that of the last five or so micro-batches. Times are medians of Spark's own
@@ -16,9 +22,10 @@ other; ratios are of one run.
 Bars
 ----
 - at 100,000: at least 0.7 of the ceiling and 5 times Spark's best;
-- at 300,000: at least 8 times Spark's best, with at most a third of its state bytes.
+- at 300,000: at least 8 times Spark's best, with at most a third of its state bytes, and 2 times Flink's best;
+- ten rows: at most 1.5 times an empty micro-batch; with 10 million rows of state: 0.7 of the throughput with 1 million.
 
-``--quick`` takes 100,000 rows and 8 micro-batches. Exit status 0 whatever the outcome.
+``--quick`` takes 100,000 rows and 8 micro-batches of the section ``join``. Exit status 0 whatever the outcome.
 """
 
 import argparse
@@ -62,12 +69,14 @@ def session(**conf: str) -> Any:
 
 
 def stream(spark: Any, name: str, rows: int) -> Any:
+    """So many rows a micro-batch, a second apart; 0: none, although the source goes on."""
     from pyspark.sql import functions as F
 
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", max(1, rows))
     return (
         source.option("advanceMillisPerBatch", 1000)
         .load()
+        .where(F.lit(True) if rows else F.col("value") < 0)
         .select(
             F.pmod(F.xxhash64("value"), F.lit(10**12)).alias("k"),
             F.col("value").alias(f"v{name}"),
@@ -77,24 +86,27 @@ def stream(spark: Any, name: str, rows: int) -> Any:
     )
 
 
-def run_dovetail(rows: int, batches: int, checkpoint: str) -> tuple[list[int], int]:
+def run_dovetail(rows: int, batches: int, checkpoint: str, window_s: int = 2) -> tuple[list[int], int, int]:
+    """Times, bytes of state, and rows of state."""
     import dovetail as dt
 
     spark = session()
     flow = dt.multi_join(
         {name: stream(spark, name, rows) for name in STREAMS},
         on="k",
-        window="2 seconds",
+        window=f"{window_s} seconds",
         time={name: f"t{name}" for name in STREAMS},
-        budget="2GB",
+        budget="4GB",
     )
     query = flow.write(dt.sinks.noop(), checkpoint=checkpoint)
-    times = watch(query, batches)
+    # Only when as much leaves the window as comes is the state as large as it gets: the window, the two seconds that
+    # rows may be late, and as long again until half of a chunk has expired.
+    times = watch(query, batches, warm_up=max(WARM_UP, window_s + 4))
     progress = query.progress
     query.stop()
     assert progress is not None
-    assert progress.operators[0].totals.output_rows > 0
-    return times, _state_bytes(Path(checkpoint))
+    assert not rows or progress.operators[0].totals.output_rows > 0
+    return times, _state_bytes(Path(checkpoint)), sum(progress.operators[0].state_rows.values())
 
 
 def _state_bytes(checkpoint: Path) -> int:
@@ -149,36 +161,39 @@ def run_ceiling(rows: int, batches: int, checkpoint: str) -> tuple[list[int], in
     return times, 0
 
 
-def watch(query: Any, batches: int) -> list[int]:
+def watch(query: Any, batches: int, warm_up: int = WARM_UP) -> list[int]:
     """Milliseconds of the micro-batches after the first few."""
     give_up_at = time.monotonic() + 600
-    while (query.lastProgress or {"batchId": -1})["batchId"] < WARM_UP + batches:
+    while (query.lastProgress or {"batchId": -1})["batchId"] < warm_up + batches:
         if query.exception() is not None:
             raise query.exception()
         if time.monotonic() > give_up_at:
             break
         time.sleep(0.1)
-    progress = [p for p in query.recentProgress if p["batchId"] >= WARM_UP and p["numInputRows"]]
+    progress = [p for p in query.recentProgress if p["batchId"] >= warm_up and p["numInputRows"]]
     return sorted(int(p["durationMs"]["triggerExecution"]) for p in progress)
 
 
-def run_one(plan: str, rows: int, batches: int) -> None:
+def run_one(plan: str, rows: int, batches: int, window_s: int) -> None:
     """Run one plan in this process, and print what was measured as JSON."""
+    state_rows = 0
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = f"{directory}/checkpoint"
         if plan == "dovetail":
-            times, state = run_dovetail(rows, batches, checkpoint)
+            times, state, state_rows = run_dovetail(rows, batches, checkpoint, window_s)
         elif plan == "ceiling":
             times, state = run_ceiling(rows, batches, checkpoint)
         else:
             _, provider, state_format = plan.split("-")
             times, state = run_spark(rows, batches, checkpoint, provider, state_format)
-    print(json.dumps({"plan": plan, "rows": rows, "times_ms": times, "state_bytes": state}), flush=True)
+    told = {"plan": plan, "rows": rows, "times_ms": times, "state_bytes": state, "state_rows": state_rows}
+    print(json.dumps(told), flush=True)
 
 
-def measure(plan: str, rows: int, batches: int) -> dict[str, Any]:
+def measure(plan: str, rows: int, batches: int, window_s: int = 2) -> dict[str, Any]:
     """Run one plan in a process of its own."""
     command = [sys.executable, __file__, "--one", plan, "--rows", str(rows), "--batches", str(batches)]
+    command += ["--window-s", str(window_s)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -191,29 +206,26 @@ def measure(plan: str, rows: int, batches: int) -> dict[str, Any]:
     return measured
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 300_000])
-    parser.add_argument("--batches", type=int, default=10)
-    parser.add_argument("--spark-formats", nargs="+", default=["2", "4"])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        run_one(options.one, options.rows[0], options.batches)
-        return
-    rows_of = [100_000] if options.quick else options.rows
-    batches = 8 if options.quick else options.batches
-    formats = options.spark_formats[:1] if options.quick else options.spark_formats
+# -------------------------------------------------------------------- sections
+
+
+def verdict(value: float, bar: float, is_least: bool = True) -> str:
+    """A bar, and whether it was met."""
+    is_met = value >= bar if is_least else value <= bar
+    return f"{'>=' if is_least else '<='} {bar}: {'met' if is_met else 'NOT met'}"
+
+
+def section_join(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ours against the ceiling and Spark's own."""
+    formats = options.spark_formats
     # Version 4 keeps its state in RocksDB only.
     sparks = [f"spark-{p}-{f}" for f in formats for p in ("default", "rocksdb") if not (f == "4" and p == "default")]
-    console, results = Console(width=120), []
-    for rows in rows_of:
+    results = []
+    for rows in options.rows:
         table = Table(title=f"Three streams, {rows:,} rows each per micro-batch")
-        for column in ("plan", "median ms", "tuples/s", "state bytes", "ours / theirs", "bar", ""):
+        for column in ("plan", "median ms", "tuples/s", "state bytes", "ours / theirs", "bar"):
             table.add_column(column, justify="left" if column == "plan" else "right")
-        measured = [measure(plan, rows, batches) for plan in ("dovetail", "ceiling", *sparks)]
+        measured = [measure(plan, rows, options.batches) for plan in ("dovetail", "ceiling", *sparks)]
         results += measured
         ours = measured[0]
         best = max(measured[2:], key=lambda m: float(m["tuples_per_s"]))
@@ -226,11 +238,103 @@ def main() -> None:
                 f"{each['tuples_per_s']:,.0f}",
                 f"{each['state_bytes']:,}" if each["state_bytes"] else "",
                 "" if each is ours else f"{ratio:.2f}",
-                "" if bar is None else f">= {bar}",
-                "" if bar is None else "met" if ratio >= bar else "NOT met",
+                "" if bar is None else verdict(ratio, bar),
             )
         console.print(table)
-        console.print(f"state: ours / that of {best['plan']} = {ours['state_bytes'] / best['state_bytes']:.2f}")
+        share = ours["state_bytes"] / best["state_bytes"]
+        console.print(f"state: ours / that of {best['plan']} = {share:.2f} ({verdict(share, 0.333, is_least=False)})")
+    return results
+
+
+def section_small(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ten rows against none."""
+    ten, none = (measure("dovetail", rows, 3 * options.batches) for rows in (10, 0))
+    ratio = ten["median_ms"] / none["median_ms"]
+    console.print(
+        f"ten rows per stream: {ten['median_ms']} ms a micro-batch, none: {none['median_ms']} ms, ratio {ratio:.2f} "
+        f"({verdict(ratio, 1.5, is_least=False)})"
+    )
+    return [ten, none]
+
+
+def section_growth(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A little state against much."""
+    rows = options.growth_rows
+    small, large = (measure("dovetail", rows, options.batches, window_s) for window_s in options.growth_windows)
+    ratio = large["tuples_per_s"] / small["tuples_per_s"]
+    for each in (small, large):
+        console.print(
+            f"{each['state_rows']:,} rows of state, {each['state_bytes']:,} bytes: {each['median_ms']:,} ms a "
+            f"micro-batch, {each['tuples_per_s']:,.0f} tuples/s"
+        )
+    console.print(f"throughput with much state / with little = {ratio:.2f} ({verdict(ratio, 0.7)})")
+    return [small, large]
+
+
+def section_flink(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ours against Flink's two plans."""
+    ours = measure("dovetail", options.rows[-1], options.batches)
+    results = [ours]
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": "-Xmx12g"}
+    program = str(Path(__file__).with_name("multiway_flink.py"))
+    for plan in ("chain", "multi"):
+        command = [str(flink_python(options.flink_python)), program, str(options.flink_rows), plan]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or not lines:
+            raise SystemExit(f"Flink failed:\n{done.stderr[-3000:]}")
+        results.append(json.loads(lines[-1]))
+        console.print(f"{results[-1]['plan']}: {results[-1]['tuples_per_s']:,.0f} tuples/s")
+    best = max(float(each["tuples_per_s"]) for each in results[1:])
+    ratio = ours["tuples_per_s"] / best
+    console.print(
+        f"ours at {ours['rows']:,} rows per stream and micro-batch: {ours['tuples_per_s']:,.0f} tuples/s, "
+        f"{ratio:.2f} times Flink's best ({verdict(ratio, 2.0)})"
+    )
+    return results
+
+
+def flink_python(given: Path | None) -> Path:
+    """An interpreter that has PyFlink: the one given, or that of an environment made here once."""
+    if given is not None:
+        return given
+    directory = Path(__file__).parent.parent / "build" / "flink"
+    python = directory / "bin" / "python"
+    if not (directory / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "apache-flink"], check=True)
+        (directory / "ready").touch()
+    return python
+
+
+SECTIONS = {"join": section_join, "small": section_small, "growth": section_growth, "flink": section_flink}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 300_000])
+    parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--spark-formats", nargs="+", default=["2", "4"])
+    parser.add_argument("--growth-rows", type=int, default=100_000)
+    parser.add_argument("--growth-windows", type=int, nargs=2, default=[1, 30], help="seconds")
+    parser.add_argument("--flink-rows", type=int, default=3_000_000)
+    parser.add_argument("--flink-python", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--window-s", type=int, default=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run_one(options.one, options.rows[0], options.batches, options.window_s)
+        return
+    if options.quick:
+        options.sections, options.rows, options.batches = ["join"], [100_000], 8
+        options.spark_formats = options.spark_formats[:1]
+    console, results = Console(width=120), {}
+    for name in options.sections:
+        console.print(f"[bold]{name}[/bold]")
+        results[name] = SECTIONS[name](console, options)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

@@ -1,10 +1,10 @@
 """News items and access records as XML files, joined live; the access stream says when a news item is over.
 
-Run it with ``make demo-news``. Files appear in two directories while the flow runs, as a publisher and an access monitor
-would write them; Spark's XML source reads them. A ``record`` with ``punct="true"`` is a punctuation: no more access records
-of that number will come. When all results of a number are out, the flow says so with a row whose notice is "closed", and a
-count per news item is printed then, once, and never has to be corrected. The state stays as small as the number of items
-that are still being read. It needs no service, and removes what it wrote.
+Run it with ``make demo-news``. Files appear in two directories while the flow runs, as a publisher and an access
+monitor would write them; Spark's XML source reads them. A ``record`` with ``punct="true"`` is a punctuation: no more
+access records of that number will come. When all results of a number are out, the flow says so with a row whose notice
+is "closed", and the count of that news item is printed then, once, and never has to be corrected. The state stays as
+small as the number of items that are still being read. It needs no service, and removes what it wrote.
 """
 
 import os
@@ -65,7 +65,7 @@ def write_part(root: Path, work: NewsWorkload, number: int) -> int:
     )
     lines += "".join(f'<record punct="true"><sno>{sno}</sno><ipaddr>*</ipaddr></record>\n' for sno in closed.tolist())
     publish(root / "access" / f"{number:04d}.xml", f"<stream>\n{lines}</stream>\n")
-    return records.num_rows
+    return int(records.num_rows)
 
 
 def streams(spark: SparkSession, root: Path) -> dict[str, DataFrame]:

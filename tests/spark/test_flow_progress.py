@@ -9,13 +9,14 @@ from dovetail.spark.progress import progress_of
 
 def shard(pending: int, oldest_ms: int | None, **counters: int) -> dict[str, Any]:
     return {
+        "files": [],
         "report": {
             "pending": pending,
             "oldest_ms": oldest_ms,
             "memory": {"window": 100, "cache": 20},
             "metrics": OperatorMetrics(**counters).as_dict(),
             "version": 3,
-        }
+        },
     }
 
 

@@ -95,6 +95,8 @@ class CommitProtocol:
             commit = self._run_job(df, batch, intent, previous)
         fault_point("flow.publish.before")
         self._publisher(commit).publish(commit["receipt"])
+        for step in self._steps:
+            step.publish(_record(commit, step), self._store.state_root, batch)
         fault_point("flow.publish.after")
         self._last_commit = commit
         if self.on_commit is not None:
@@ -207,7 +209,7 @@ class CommitProtocol:
         is_last: bool,
     ) -> DataFrame:
         if step.name not in self._routers:
-            self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by)
+            self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by, step.sort_first)
         record = None if previous is None else _record(previous, step)
         job = ShardJob(
             state_root=str(self._store.state_root),

@@ -131,8 +131,9 @@ def explain(df: Any) -> Any:
 
     Returns
     -------
-    Explanation
-        Print it, or ask it `as_dict`.
+    Explanation or FlowExplanation
+        Print it, or ask it `as_dict`. Of a flow with a `multi_join`: the tree of joins, why it was chosen, and the
+        rates that it is expected to give.
     """
     own = getattr(df, "explanation", None)
     if callable(own):

@@ -26,11 +26,11 @@ from dovetail.spark.flow_query import FlowQuery
 from dovetail.spark.flow_step import EnrichStep, Refresh
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.sinks.base import Sink, SinkContext
-from dovetail.spark.steps import Step
+from dovetail.spark.steps import Step, StepExplanation
 from dovetail.state import FlowFingerprint, FlowStore
 from dovetail.state.store import FEWEST_COMMITS_KEPT
 
-__all__ = ["Flow", "require_flow_name", "stream"]
+__all__ = ["Flow", "FlowExplanation", "require_flow_name", "stream"]
 
 _AVAILABLE_NOW = "available-now"
 _NAME = re.compile(r"[\w.-]+")
@@ -63,6 +63,27 @@ def require_flow_name(name: str) -> None:
 
 
 @dataclass(frozen=True)
+class FlowExplanation:
+    """How the stateful stages of a flow will be done; prints as text."""
+
+    flow: str
+    steps: tuple[StepExplanation, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"flow": self.flow, "steps": [step.as_dict() for step in self.steps]}
+
+    def text(self) -> str:
+        """Lines for a terminal."""
+        return "\n\n".join([f"{'flow':<13} {self.flow}", *(step.text() for step in self.steps)])
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
 class Flow:
     """A dataflow that is described but does not run yet; made by `stream`, and every method gives a new one."""
 
@@ -74,6 +95,10 @@ class Flow:
     def steps(self) -> tuple[Step, ...]:
         """The stateful stages, in order."""
         return tuple(stage for stage in self._stages if isinstance(stage, Step))
+
+    def explanation(self) -> "FlowExplanation":
+        """How the flow's stateful stages will be done; what `dovetail.explain` gives."""
+        return FlowExplanation(self.name, tuple(step.explanation() for step in self.steps))
 
     # ================================================================ stages
 

@@ -135,7 +135,8 @@ class FlowQuery:
             if left <= 0:
                 return False
             try:
-                self._spark.awaitTermination(min(left, 1.0))
+                # Spark counts in whole milliseconds, and takes none for a mistake.
+                self._spark.awaitTermination(min(max(left, 0.001), 1.0))
             except Exception:
                 if self.exception() is None:
                     raise

@@ -7,6 +7,7 @@ other text is the reason why that row of an input was not joined.
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from dovetail.operators.metadata.punctuation import BoundPunctuation
 from dovetail.operators.mjoin import MJoinSpec
 from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.spark.join_metadata import ENDS, JoinMetadata, mark_column
+from dovetail.spark.late_rows import LateWriter
 from dovetail.spark.multi_join_step import MultiJoinStep
 from dovetail.spark.multi_join_task import MultiJoinTask
 from dovetail.spark.payload import encoded_schema
@@ -108,6 +110,8 @@ class MetadataJoinTask(MultiJoinTask):
         live = self._continued(given)
         join = live.join
         assert isinstance(join, MetadataJoin)
+        late = LateWriter(Path(live.spill.name))
+        join.on_late = late.add
         join.set_time(intent["time_ms"])
         if intent["watermark"] is not None:
             yield from self._put_out(join.advance(intent["watermark"]))
@@ -122,7 +126,7 @@ class MetadataJoinTask(MultiJoinTask):
         yield from self._put_out(join.drain() if intent["drain"] else join.step(idle=True))
         if self.has_notices:
             yield from self._closed(join, given.shard)
-        result = self._result(given, live)
+        result = self._result(given, live, late)
         result.report["counters"].update(  # what is so now, of all shards together
             {"punctuations_held": join.punctuations_held, "purge_lag": join.purge_lag}
         )

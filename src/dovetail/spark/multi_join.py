@@ -1,5 +1,6 @@
 """`multi_join`: several streams joined with each other, in a declared amount of memory, exactly once."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
@@ -14,13 +15,15 @@ from dovetail.model.multiway_graph import JoinGraph, OnClause
 from dovetail.operators.metadata import Order
 from dovetail.operators.metadata.spec import BrokenPromisePolicy
 from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
-from dovetail.operators.mjoin.spec import MultiJoinType
+from dovetail.operators.mjoin.spec import LatePolicy, MultiJoinType
 from dovetail.spark.codes import check_key_columns, quoted
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.durations import parse_duration_ms
 from dovetail.spark.flow import Flow, require_flow_name
 from dovetail.spark.join_metadata import JoinMetadata, PunctuationSource
+from dovetail.spark.late_rows import LateOutput
 from dovetail.spark.multi_join_plan import JoinLayout, arrow_schema, plan_steps
+from dovetail.state.store import local_path
 
 __all__ = ["multi_join"]
 
@@ -36,6 +39,8 @@ def multi_join(
     window: str | None = None,
     time: str | Mapping[str, str] | None = None,
     lateness: str | None = None,
+    late: LatePolicy = "drop",
+    late_path: str | os.PathLike[str] | None = None,
     budget: str | int | Budget = "1GB",
     max_delay: str | None = None,
     plan: ForcedPlan = "auto",
@@ -46,6 +51,7 @@ def multi_join(
     ordered: Mapping[str, Order | str] | None = None,
     on_broken_promise: BrokenPromisePolicy = "error",
     notices: str | None = None,
+    spill_directory: str | os.PathLike[str] | None = None,
     shards: int | None = None,
     name: str = "multi_join",
 ) -> Flow:
@@ -69,7 +75,10 @@ def multi_join(
         The event-time column: one name for all inputs, or a name for each.
     lateness
         How far behind the latest event time of its input a row may be. None: the delay of ``withWatermark`` where an
-        input declares one, else the window. Rows that are later are dropped and counted.
+        input declares one, else the window. Rows that are later are counted.
+    late, late_path
+        What becomes of them besides: ``"drop"``: nothing. ``"side"``: they are written as Parquet files below the
+        directory `late_path`, those of each input in one of its name, exactly once.
     budget
         The most bytes of state in memory, all shards together; what does not fit is kept on disk.
     max_delay
@@ -91,6 +100,9 @@ def multi_join(
         What becomes of a row that its input had promised not to send: ``"error"``, ``"quarantine"`` or ``"count"``.
     notices
         The name of a column that tells closed join values and quarantined rows from joined ones.
+    spill_directory
+        Where a worker puts what does not fit in memory until its micro-batch is committed. None: Spark's own local
+        directory.
     shards
         How many slices the state of each join has; it stays so for the life of the checkpoint. None: as many as tasks
         run at once.
@@ -120,7 +132,7 @@ def multi_join(
             {n: arrow_schema(df.schema) for n, df in aligned.items()},
             graph,
             how=how,
-            window=_window(window, time, lateness, {n: df.schema for n, df in aligned.items()}),
+            window=_window(window, time, lateness, late, {n: df.schema for n, df in aligned.items()}),
         )
         aligned = promised.marked_inputs(aligned, punctuations, plain)
     schemas = {n: df.schema for n, df in aligned.items()}
@@ -131,14 +143,35 @@ def multi_join(
         {n: arrow_schema(schema) for n, schema in schemas.items()},
         graph,
         how=how,
-        window=_window(window, time, lateness, schemas),
+        window=_window(window, time, lateness, late, schemas),
         budget=budget,
         max_delay=None if max_delay is None else parse_duration_ms("max_delay", max_delay),
+        spill_directory=None if spill_directory is None else local_path(spill_directory, "spill_directory"),
     )
     chosen = plan_multiway(graph, _statistics(statistics, spec), force=plan)
     parallelism = max(1, spark.sparkContext.defaultParallelism)
-    source, steps = plan_steps(aligned, spec, chosen, JoinLayout(_shards(shards, parallelism), parallelism), promised)
+    side = _late_output(late, late_path, window, inputs)
+    layout = JoinLayout(_shards(shards, parallelism), parallelism, side)
+    source, steps = plan_steps(aligned, spec, chosen, layout, promised)
     return Flow(name, source, steps)
+
+
+def _late_output(
+    late: LatePolicy,
+    path: str | os.PathLike[str] | None,
+    window: str | None,
+    inputs: Mapping[str, DataFrame],
+) -> LateOutput | None:
+    if (late == "side") != (path is not None):
+        raise PlanError(
+            f"late={late!r} and late_path={path!r} do not go together.",
+            hint='Pass late="side" and late_path="a/directory", or neither.',
+        )
+    if path is None:
+        return None
+    if window is None:
+        raise PlanError('late="side" needs a window: without one no row is late.', hint="Leave it out.")
+    return LateOutput(local_path(path, "late_path"), {name: df.columns for name, df in inputs.items()})
 
 
 def _statistics(given: MultiwayStatistics | None, spec: MJoinSpec) -> MultiwayStatistics | None:
@@ -178,6 +211,7 @@ def _window(
     window: str | None,
     time: str | Mapping[str, str] | None,
     lateness: str | None,
+    late: LatePolicy,
     schemas: Mapping[str, T.StructType],
 ) -> TimeWindow | None:
     if window is None:
@@ -209,7 +243,7 @@ def _window(
     delays = [int(delay) for delay in declared if delay is not None]
     lateness_ms = max(delays, default=width_ms) if lateness is None else parse_duration_ms("lateness", lateness)
     named = {name: column for name, column in columns.items() if column is not None}
-    return TimeWindow(timedelta(milliseconds=width_ms), named, timedelta(milliseconds=lateness_ms))
+    return TimeWindow(timedelta(milliseconds=width_ms), named, timedelta(milliseconds=lateness_ms), late)
 
 
 # -------------------------------------------------------------------- keys of several types

@@ -22,6 +22,7 @@ from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.operators.mjoin.tree import graph_of_node, internal_names
 from dovetail.relation.keys import code_kind
 from dovetail.spark.join_metadata import JoinMetadata
+from dovetail.spark.late_rows import LateOutput
 from dovetail.spark.metadata_join import MetadataJoinStep
 from dovetail.spark.multi_join_step import EventTime, LowerJoin, MultiJoinStep
 from dovetail.spark.payload import encoded_schema
@@ -32,10 +33,11 @@ __all__ = ["JoinLayout", "arrow_schema", "plan_steps"]
 
 @dataclass(frozen=True)
 class JoinLayout:
-    """Where and in how many slices a join runs."""
+    """In how many slices a join runs, how many of them at once, and where late rows go."""
 
     shards: int
     parallelism: int
+    late: LateOutput | None = None
 
 
 def arrow_schema(schema: T.StructType) -> Any:
@@ -74,7 +76,7 @@ def plan_steps(
                 hint='Use plan="auto", or a tree of joins that each have a common attribute.',
             )
     if len(list(plan.root.nodes())) == 1:
-        return _single(inputs, spec, layout, promised)
+        return _single(inputs, spec, plan, layout, promised)
     if spec.how != "inner":
         raise PlanError(
             f"how={spec.how!r} needs join columns that all inputs share; these inputs take {plan.shuffles} joins.",
@@ -84,14 +86,21 @@ def plan_steps(
 
 
 def _single(
-    inputs: Mapping[str, DataFrame], spec: MJoinSpec, layout: JoinLayout, promised: JoinMetadata | None
+    inputs: Mapping[str, DataFrame],
+    spec: MJoinSpec,
+    plan: MultiwayPlan,
+    layout: JoinLayout,
+    promised: JoinMetadata | None,
 ) -> tuple[DataFrame, tuple[MultiJoinStep, ...]]:
     members = {name: _member(n, spec, name, df.schema) for n, (name, df) in enumerate(inputs.items())}
     slots = SlotLayout.of([df.schema for df in inputs.values()])
     name = "1-multi_join"
     time = EventTime(spec.window, dict.fromkeys(inputs, name)) if isinstance(spec.window, TimeWindow) else None
     about = (name, spec, members, slots, layout.shards, layout.parallelism, time)
-    step = MultiJoinStep(*about) if promised is None else MetadataJoinStep(promised, *about)
+    if promised is None:
+        step = MultiJoinStep(*about, late=layout.late, plan=plan)
+    else:
+        step = MetadataJoinStep(promised, *about, late=layout.late, plan=plan)
     return tagged_union(inputs, members, slots, _codes(members)), (step,)
 
 
@@ -193,6 +202,7 @@ class _Tree:
             window=window,
             budget=self._budget,
             max_delay=self._spec.max_delay,
+            spill_directory=self._spec.spill_directory,
         )
         made = _Node(len(self._nodes), spec, schemas, lower, node.inputs)
         self._nodes.append(made)

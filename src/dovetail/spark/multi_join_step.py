@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -10,16 +11,20 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from dovetail.memory import Budget
+from dovetail.model.multiway import MultiwayPlan
 from dovetail.operators.mjoin import MJoin, MJoinSpec, TimeWindow
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN
 from dovetail.spark.codes import quoted, shard_column
+from dovetail.spark.late_rows import LateOutput
 from dovetail.spark.multi_join_task import MultiJoinTask
-from dovetail.spark.payload import decode, encoded_schema
+from dovetail.spark.payload import decoded_columns, encoded_schema
 from dovetail.spark.routing import is_sortable
-from dovetail.spark.steps import BatchClock, Step, StepRecord
+from dovetail.spark.steps import BatchClock, Step, StepExplanation, StepRecord
 from dovetail.spark.tagged_inputs import INPUT_COLUMN, Member, SlotLayout, code_names, tagged
 
 __all__ = ["EventTime", "LowerJoin", "MultiJoinStep"]
+
+_CODE_BITS = 56  # of a code in the number that rows are sorted by first; those above are the input's
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,10 @@ class MultiJoinStep(Step):
         The joins whose results are joined here, by the spec's names; None where the join is not part of a tree.
     final
         Of the last join of a tree: for each column of the result, what it is called inside the tree.
+    late
+        Where late rows go; None: nowhere.
+    plan
+        Of the only or last join: the plan of all, for `explanation`.
     """
 
     def __init__(
@@ -129,31 +138,36 @@ class MultiJoinStep(Step):
         time: EventTime | None,
         lower: Mapping[str, LowerJoin] | None = None,
         final: Mapping[str, str] | None = None,
+        late: LateOutput | None = None,
+        plan: MultiwayPlan | None = None,
     ) -> None:
+        self._late, self._plan = late, plan
         self.name, self.spec, self.shards = name, spec, shards
         self.layout, self._parallelism, self._time, self._lower = layout, parallelism, time, lower
         self.takes = None if lower is None else tuple(join.step for join in lower.values())
         self._members = dict(members)
-        self._final = final
         shard_budget = Budget(spec.budget.total_bytes // shards)
         self._shard_spec = replace(spec, budget=shard_budget)
         # Refused here, before any data moves, if the budget is too small.
         result = MJoin(self._shard_spec).output_schema
         schemas = {member: about.schema for member, about in members.items()}
         self._joined = T.StructType([_spark_field(spec, schemas, f.name, f.nullable) for f in result])
-        self.output = self._joined
-        if final is not None:
-            fields = [(self._joined[inside], name) for name, inside in final.items()]
-            self.output = T.StructType([T.StructField(n, f.dataType, f.nullable, f.metadata) for f, n in fields])
-        self._carried = T.StructType(
-            [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self._joined)]
-        )
-        self.mapped_schema = encoded_schema(self._carried)
+        carried = [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self._joined)]
+        self.mapped_schema = encoded_schema(T.StructType(carried))
+        wanted = final or {name: name for name in self._joined.names}
+        places = [self._joined.names.index(inside) for inside in wanted.values()]
+        fields = [(name, self._joined[place]) for name, place in zip(wanted, places, strict=True)]
+        self.output = T.StructType([T.StructField(n, f.dataType, f.nullable, f.metadata) for n, f in fields])
+        # Described to the JVM once, not in every micro-batch.
+        self._columns = decoded_columns(T.StructType([carried[place] for place in places]), list(wanted))
         self._codes = code_names(max(len(member.keys) for member in members.values()))
         # A tree's layout has slots for members of other joins, too, which do not travel here.
         self._slots = sorted({slot for member in members.values() for slot in layout.places[member.number]})
         sortable = [layout.names[slot] for slot in self._slots if is_sortable(layout.types[slot])]
         self.sort_by = [INPUT_COLUMN, *self._codes, *sortable]
+        # By input and then, but for the highest bits, by code.
+        code = f"coalesce({CODE_COLUMN} & {2**_CODE_BITS - 1}L, 0L)"
+        self.sort_first = f"shiftleft(CAST({INPUT_COLUMN} AS BIGINT), {_CODE_BITS}) + {code}"
         self._owner = uuid.uuid4().hex
 
     def fingerprint(self) -> dict[str, Any]:
@@ -171,6 +185,24 @@ class MultiJoinStep(Step):
             "window": about["window"],
             "partitions": self.spec.partitions,
         }
+
+    def explanation(self) -> StepExplanation:
+        """What it joins and holds; the last join of a tree tells the plan of all."""
+        window = self.spec.window
+        facts: dict[str, Any] = {
+            "kind": "multi_join",
+            "joins": list(self.spec.names),
+            "on": [attribute.name for attribute in self.spec.attributes],
+            "how": self.spec.how,
+            "window_ms": window.width // 1000 if isinstance(window, TimeWindow) else None,
+            "lateness_ms": window.lateness // 1000 if isinstance(window, TimeWindow) else None,
+            "shards": self.shards,
+            "budget_bytes": self.spec.budget.total_bytes,
+            "max_delay_ms": self.spec.max_delay,
+        }
+        if self._plan is None:
+            return StepExplanation(self.name, facts)
+        return StepExplanation(self.name, facts, self._plan.as_dict(), self._plan.text())
 
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """The tagged rows of all inputs, each with its shard."""
@@ -192,6 +224,11 @@ class MultiJoinStep(Step):
             "drain": clock.is_draining or self.spec.max_delay is None,
             "watermark": None if previous is None or self._time is None else self._time.watermark(previous),
         }
+
+    def publish(self, record: StepRecord, state_root: Path, batch: int) -> None:
+        """Make the late rows visible."""
+        if self._late is not None:
+            self._late.publish(record, state_root, batch)
 
     def task(self, is_last: bool) -> MultiJoinTask:
         """The join of one shard."""
@@ -215,10 +252,7 @@ class MultiJoinStep(Step):
 
     def finish(self, mapped: DataFrame) -> DataFrame:
         """The join columns once, then each input's others."""
-        joined = decode(mapped, self._carried).toDF(*self._joined.names)
-        if self._final is None:
-            return joined
-        return joined.select(*(F.col(quoted(inside)).alias(name) for name, inside in self._final.items()))
+        return mapped.select(*self._columns)
 
 
 def _spark_field(spec: MJoinSpec, schemas: Mapping[str, T.StructType], column: str, is_nullable: bool) -> T.StructField:

@@ -17,9 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from dovetail.errors import SpillError
 from dovetail.metrics import OperatorMetrics
 from dovetail.operators.mjoin import MJoin, MJoinSpec
 from dovetail.operators.protocol import Snapshot
+from dovetail.spark.late_rows import LateWriter
 from dovetail.spark.live_operators import LIVE
 from dovetail.spark.local_directory import local_directory
 from dovetail.spark.shard_job import ShardInput, ShardResult
@@ -80,6 +82,8 @@ class MultiJoinTask:
         intent = given.intent
         live = self._continued(given)
         join = live.join
+        late = LateWriter(Path(live.spill.name))
+        join.on_late = late.add
         join.set_time(intent["time_ms"])
         if intent["watermark"] is not None:
             # First of all: what is late is so by this watermark, and what it purges makes room.
@@ -87,7 +91,7 @@ class MultiJoinTask:
         for name, batch in self._arrivals(given.batches):
             yield from self._put_out(join.offer(name, batch))
         yield from self._put_out(join.drain() if intent["drain"] else join.step())
-        return self._result(given, live)
+        return self._result(given, live, late)
 
     # ================================================================ the join
 
@@ -98,7 +102,7 @@ class MultiJoinTask:
         if alive is not None:
             return alive
         LIVE.make_room(self.spec.budget.total_bytes, self.alive_bytes)
-        spill = tempfile.TemporaryDirectory(prefix="dovetail-spill-", dir=local_directory())
+        spill = _new_directory(self.spec.spill_directory or local_directory())
         join = self.new_join(replace(self.spec, spill_directory=Path(spill.name)))
         if state is not None:
             saved = state.values
@@ -151,7 +155,7 @@ class MultiJoinTask:
 
     # ================================================================ what is left behind
 
-    def _result(self, given: ShardInput, live: _LiveJoin) -> ShardResult:
+    def _result(self, given: ShardInput, live: _LiveJoin, late: LateWriter) -> ShardResult:
         join = live.join
         last = () if given.state is None else given.state.files
         kept, rewritten = _worth_keeping(given, [file for file in last if file.table != _DONE], join)
@@ -161,6 +165,7 @@ class MultiJoinTask:
         kept = [file for file in kept if _chunk_of(file) in held]
         tables = [(name, table) for name, table in snapshot.tables.items() if table.num_rows]
         tables += [(name, table) for name, table in rewritten.items() if name.removesuffix(_INDEX) in held]
+        tables += late.tables()
         values = {"kind": snapshot.kind, "fingerprint": dict(snapshot.fingerprint), "values": dict(snapshot.values)}
         metrics = join.metrics
         report = {
@@ -181,10 +186,23 @@ class MultiJoinTask:
         }
 
         def keep(saved: ShardState) -> None:
+            join.on_late = None
             join.refer_to_stored(snapshot, _StoredTables(given.state_root, saved.files))
             LIVE.keep(self.owner, given.shard, saved.state_id, live)
 
         return ShardResult(tables, tuple(kept), values, report, keep if self.alive_bytes else None)
+
+
+def _new_directory(parent: Path | None) -> "tempfile.TemporaryDirectory[str]":
+    try:
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="dovetail-spill-", dir=parent)
+    except OSError as error:
+        raise SpillError(
+            f"The spill directory {str(parent)!r} failed: {error}. No tuple was lost.",
+            hint="Make room there, and start the flow again with the same checkpoint.",
+        ) from error
 
 
 class _StoredTables:

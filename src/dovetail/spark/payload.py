@@ -5,7 +5,7 @@ of months. The type that has no value but NULL travels as a boolean: in structs 
 arrays a wrong length. Calendar intervals are refused, as by Spark itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -43,7 +43,15 @@ def encode(df: DataFrame) -> DataFrame:
 
 def decode(df: DataFrame, schema: T.StructType) -> DataFrame:
     """The inverse of :func:`encode`: ``df`` with the types of ``schema``."""
-    return df.select(*(_decode(F.col(quoted(f.name)), f.dataType).alias(f.name, metadata=f.metadata) for f in schema))
+    return df.select(*decoded_columns(schema, schema.names))
+
+
+def decoded_columns(schema: T.StructType, names: Sequence[str]) -> list[Column]:
+    """What :func:`decode` selects, under other names: for a caller that selects the same again and again."""
+    return [
+        _decode(F.col(quoted(f.name)), f.dataType).alias(name, metadata=f.metadata)
+        for f, name in zip(schema, names, strict=True)
+    ]
 
 
 def _encoded_type(kind: T.DataType, where: str) -> T.DataType:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.metrics import OperatorMetrics
+from dovetail.state import StateFile
 
 __all__ = ["FlowProgress", "OperatorProgress", "progress_of"]
 
@@ -31,6 +32,8 @@ class OperatorProgress:
         The version that arriving tuples are joined with; None where there is no relation.
     state_rows
         Tuples held, by input, of an operator that joins several.
+    state_bytes, written_bytes
+        Bytes of its durable state, and those of them that this micro-batch wrote.
     totals
         All counters since the flow began.
     details
@@ -47,6 +50,8 @@ class OperatorProgress:
     memory_bytes: Mapping[str, int]
     relation_version: int | None
     state_rows: Mapping[str, int]
+    state_bytes: int
+    written_bytes: int
     totals: OperatorMetrics
     details: Mapping[str, int]
 
@@ -84,8 +89,8 @@ def progress_of(commit: Mapping[str, Any], previous: Mapping[str, Any] | None, n
     """What two commits in a row tell."""
     elapsed_s = 0.0 if previous is None else (commit["time_ms"] - previous["time_ms"]) / 1000
     operators = tuple(
-        _operator(name, shards, None if previous is None else previous["operators"][name], commit["time_ms"], elapsed_s)
-        for name, shards in commit["operators"].items()
+        _operator(name, commit, None if previous is None else previous["operators"][name], elapsed_s)
+        for name in commit["operators"]
     )
     waits = [operator.oldest_wait_ms for operator in operators if operator.oldest_wait_ms is not None]
     return FlowProgress(
@@ -99,8 +104,10 @@ def progress_of(commit: Mapping[str, Any], previous: Mapping[str, Any] | None, n
 
 
 def _operator(
-    name: str, shards: list[dict[str, Any]], before: list[dict[str, Any]] | None, time_ms: int, elapsed_s: float
+    name: str, commit: Mapping[str, Any], before: list[dict[str, Any]] | None, elapsed_s: float
 ) -> OperatorProgress:
+    shards = commit["operators"][name]
+    files = [StateFile.from_dict(file) for shard in shards for file in shard["files"]]
     reports = [shard["report"] for shard in shards]
     totals = _totals(shards)
     change = totals if before is None else totals - _totals(before)
@@ -113,10 +120,12 @@ def _operator(
         hit_ratio=change.cache_hits / taken,
         negative_ratio=change.negative_hits / taken,
         pending=sum(report["pending"] for report in reports),
-        oldest_wait_ms=None if oldest is None else time_ms - oldest,
+        oldest_wait_ms=None if oldest is None else commit["time_ms"] - oldest,
         memory_bytes=_sums(report["memory"] for report in reports),
         relation_version=max((report["version"] for report in reports if report["version"] is not None), default=None),
         state_rows=_sums(report.get("state_rows", {}) for report in reports),
+        state_bytes=sum(file.bytes for file in files),
+        written_bytes=sum(file.bytes for file in files if file.batch == commit["batch"]),
         totals=totals,
         details=_sums(report.get("counters", {}) for report in reports),
     )

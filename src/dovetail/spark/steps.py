@@ -8,6 +8,7 @@ batches, then its new state. `dovetail.spark.commit` runs any chain of steps; it
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -16,7 +17,7 @@ from pyspark.sql import types as T
 from dovetail.spark.shard_job import ShardTask
 from dovetail.state import ShardState
 
-__all__ = ["BatchClock", "Step", "StepRecord"]
+__all__ = ["BatchClock", "Step", "StepExplanation", "StepRecord"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,39 @@ class StepRecord:
     reports: tuple[Mapping[str, Any], ...]
 
 
+@dataclass(frozen=True)
+class StepExplanation:
+    """How one step of a flow will be done.
+
+    Attributes
+    ----------
+    name
+        The step.
+    facts
+        What is known of it, ready for JSON.
+    plan, plan_text
+        The plan behind it, where there is one: ready for JSON, and as lines.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    plan: Mapping[str, Any] | None = None
+    plan_text: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"name": self.name, **self.facts, "plan": self.plan}
+
+    def text(self) -> str:
+        """Lines for a terminal."""
+        lines = [f"{'step':<13} {self.name}"]
+        for name, value in self.facts.items():
+            if value is not None:
+                shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+                lines.append(f"{name:<13} {shown}")
+        return "\n".join([*lines, *([self.plan_text] if self.plan_text else [])])
+
+
 class Step(ABC):
     """One stateful operator of a flow.
 
@@ -61,6 +95,8 @@ class Step(ABC):
         The columns of what its tasks put out.
     sort_by
         The routed columns to sort by within a shard, the code first.
+    sort_first
+        An SQL expression over the routed columns, a number that is never NULL, to sort by before `sort_by`; None: none.
     takes
         None: what the stage before it gives. Else the steps whose output it takes, besides the flow's own input.
     """
@@ -70,11 +106,16 @@ class Step(ABC):
     output: T.StructType
     mapped_schema: T.StructType
     sort_by: list[str]
+    sort_first: str | None = None
     takes: tuple[str, ...] | None = None
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on, ready for JSON; see `FlowFingerprint`."""
+
+    def explanation(self) -> StepExplanation:
+        """How it will be done."""
+        return StepExplanation(self.name, {"kind": self.fingerprint()["kind"], "shards": self.shards})
 
     @abstractmethod
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
@@ -87,6 +128,9 @@ class Step(ABC):
 
         Runs on the driver, once per micro-batch, before any task.
         """
+
+    def publish(self, record: StepRecord, state_root: Path, batch: int) -> None:  # noqa: B027 -- most have nothing
+        """Make visible what the step has to give besides its output, once the micro-batch is committed; idempotent."""
 
     @abstractmethod
     def task(self, is_last: bool) -> ShardTask:

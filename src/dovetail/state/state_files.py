@@ -50,6 +50,11 @@ class StateFile:
     rows: int
     digest: str
 
+    @property
+    def batch(self) -> int:
+        """The micro-batch that wrote it."""
+        return int(self.name.rpartition("/")[2].partition("-")[0])
+
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; the inverse of `from_dict`."""
         return asdict(self)

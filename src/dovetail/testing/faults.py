@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT_S = 300.0
+_DRIVER_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def run_driver(command: Sequence[str], log: Path, point: str | None = None, kill
     point
         A fault point, or ``point:n``, at which the driver or one of its workers dies; None: nowhere.
     kill_after_s
-        After so long it is killed; None: it may take five minutes.
+        After so long it is killed; None: it may take a quarter of an hour.
 
     Examples
     --------
@@ -206,7 +207,7 @@ def run_driver(command: Sequence[str], log: Path, point: str | None = None, kill
             start_new_session=True,
         )
     try:
-        return process.wait(DEFAULT_TIMEOUT_S if kill_after_s is None else kill_after_s)
+        return process.wait(_DRIVER_TIMEOUT_S if kill_after_s is None else kill_after_s)
     except subprocess.TimeoutExpired:
         if kill_after_s is None:
             raise

@@ -36,25 +36,34 @@ def compact_pieces(state: JoinState, metrics: MJoinMetrics, horizon: int | None)
         If the spill directory is full; nothing has changed for the input at which that happened.
     """
     for i in range(len(state.memory)):
-        settled = [domain for domain in state.domains if domain.pending == 0]
-        groups = [group for domain in settled for group in _groups(state, domain, i, horizon)]
-        if not groups:
-            continue
-        # Made as they are written, one after the other: only one group is in memory at a time.
-        written = state.write(i, _merged(state, i, groups, horizon), DIRECT)
-        state.store.release()
-        for domain, pieces in groups:
-            for piece in pieces:
-                state.drop_piece(piece)
-            gone = {piece.serial for piece in pieces}
-            domain.pieces[i] = [piece for piece in domain.pieces[i] if piece.serial not in gone]
-        state.file_pieces(i, written)
-        kept_rows = sum(piece.rows for piece in written)
-        metrics.purged_rows += sum(piece.rows for _, pieces in groups for piece in pieces) - kept_rows
-        metrics.merges += len(written)
-        metrics.merged_rows += kept_rows
-        fault_point("mjoin.compacted")
+        expired_before = horizon
+        while _compact(state, metrics, i, horizon, expired_before):
+            # What was merged may now be one of four of its own level; what has expired is gone, or has to stay.
+            expired_before = None
     state.close_empty_domains()
+
+
+def _compact(state: JoinState, metrics: MJoinMetrics, i: int, horizon: int | None, expired_before: int | None) -> bool:
+    """Merge what there is of an input to be merged now; whether there was anything."""
+    settled = [domain for domain in state.domains if domain.pending == 0]
+    groups = [group for domain in settled for group in _groups(state, domain, i, expired_before)]
+    if not groups:
+        return False
+    # Made as they are written, one after the other: only one group is in memory at a time.
+    written = state.write(i, _merged(state, i, groups, horizon), DIRECT)
+    state.store.release()
+    for domain, pieces in groups:
+        for piece in pieces:
+            state.drop_piece(piece)
+        gone = {piece.serial for piece in pieces}
+        domain.pieces[i] = [piece for piece in domain.pieces[i] if piece.serial not in gone]
+    state.file_pieces(i, written)
+    kept_rows = sum(piece.rows for piece in written)
+    metrics.purged_rows += sum(piece.rows for _, pieces in groups for piece in pieces) - kept_rows
+    metrics.merges += len(written)
+    metrics.merged_rows += kept_rows
+    fault_point("mjoin.compacted")
+    return True
 
 
 def _groups(state: JoinState, domain: Domain, i: int, horizon: int | None) -> Iterator[Group]:

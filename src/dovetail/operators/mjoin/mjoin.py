@@ -25,7 +25,7 @@ Viglas, Naughton, Burger: Maximizing the Output Rate of Multi-Way Join Queries o
 (2003).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,8 @@ class MJoin:
         self._stages = DiskStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         self._ledger.reserve("bookkeeping", self.chooser.fanout.nbytes + self.state.spilled.nbytes)
         self._late: list[tuple[str, pa.RecordBatch]] = []
+        self.on_late: Callable[[str, pa.RecordBatch], None] | None = None
+        """Called with late tuples as they come, where the window says ``late="side"``; None: `take_late` gives them."""
         self.watermark: int | None = None
         self._greatest_time: dict[str, int] = {}
         self._place = 0
@@ -211,8 +213,11 @@ class MJoin:
         self.metrics.null_tuples += arrival.nulls.num_rows
         self.metrics.late_tuples += arrival.late.num_rows
         if arrival.late.num_rows and isinstance(self.spec.window, TimeWindow) and self.spec.window.late == "side":
-            self._late_bytes.grow(int(arrival.late.get_total_buffer_size()))
-            self._late.append((name, arrival.late))
+            if self.on_late is not None:
+                self.on_late(name, arrival.late)
+            else:
+                self._late_bytes.grow(int(arrival.late.get_total_buffer_size()))
+                self._late.append((name, arrival.late))
         times = arrival.tuples.high
         if times is not None and times.size:
             self._greatest_time[name] = max(self._greatest_time.get(name, int(times[0])), int(times.max()))

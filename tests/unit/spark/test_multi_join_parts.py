@@ -1,0 +1,90 @@
+"""Parts of the multi-way join on Spark that need no Spark: event time of a tree, late rows, living operators."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dovetail.operators.mjoin import TimeWindow
+from dovetail.spark.late_rows import LateOutput, LateWriter, is_late_table
+from dovetail.spark.live_operators import LiveOperators
+from dovetail.spark.multi_join_step import EventTime
+from dovetail.spark.steps import StepRecord
+from dovetail.state import ShardState, write_tables
+
+WINDOW = TimeWindow(timedelta(microseconds=50), "t", timedelta(microseconds=10))
+TREE = EventTime(WINDOW, {"a": "1", "b": "1", "c": "2"}, lower=("1",))
+
+
+def report(watermark: int | None, pending_low: int | None = None, **latest: int) -> dict[str, Any]:
+    return {"watermark": watermark, "latest": latest, "pending_low": pending_low}
+
+
+def records(lower: list[dict[str, Any]], upper: list[dict[str, Any]]) -> dict[str, StepRecord]:
+    return {"1": StepRecord((), tuple(lower)), "2": StepRecord((), tuple(upper))}
+
+
+def test_watermark_follows_the_slowest_input_over_all_shards_and_joins() -> None:
+    # Each input counts with the shard that has seen the latest of it.
+    found = TREE.watermark(records([report(None, a=100), report(None, a=140, b=120)], [report(None, c=500)]))
+    assert found == 120 - 10
+
+
+def test_watermark_waits_for_an_input_that_has_not_begun_and_never_goes_back() -> None:
+    assert TREE.watermark(records([report(None, a=100, b=100)], [report(None)])) is None
+    assert TREE.watermark(records([report(80, a=100, b=85)], [report(80, c=90)])) == 80
+    assert TREE.watermark(records([report(80, a=100)], [report(80)])) == 80
+
+
+def test_results_that_a_lower_join_owes_hold_the_watermark_back() -> None:
+    owes = [report(60, pending_low=75, a=200, b=200), report(60, a=200, b=200)]
+    assert TREE.watermark(records(owes, [report(60, pending_low=62, c=200)])) == 75
+    settled = [report(75, a=200, b=200), report(75, a=200, b=200)]
+    assert TREE.watermark(records(settled, [report(75, pending_low=62, c=200)])) == 190
+
+
+def test_late_rows_wait_on_disk_and_are_published_any_number_of_times(tmp_path: Path) -> None:
+    (tmp_path / "spill").mkdir()
+    (tmp_path / "state" / "1-multi_join" / "00001").mkdir(parents=True)
+    writer = LateWriter(tmp_path / "spill")
+    assert writer.tables() == []
+    for numbers in ([1, 2], [3]):
+        writer.add("a", pa.record_batch({"~key k 0": numbers, "v": [f"v{n}" for n in numbers]}))
+    writer.add("b", pa.record_batch({"w": [True]}))
+    tables = writer.tables()
+    assert [(name, table.num_rows) for name, table in tables] == [("late a", 3), ("late b", 1)]
+    assert list((tmp_path / "spill").iterdir()) == []
+    files = write_tables(tmp_path / "state", "1-multi_join", 1, 7, tables)
+    assert all(is_late_table(file.table) for file in files)
+    record = StepRecord((ShardState("nothing"), ShardState("late", tuple(files))), ({}, {}))
+    output = LateOutput(tmp_path / "late", {"a": ["k", "v"], "b": ["w"]})
+    for _ in range(2):
+        output.publish(record, tmp_path / "state", 7)
+        found = sorted(str(path.relative_to(tmp_path / "late")) for path in (tmp_path / "late").rglob("*.*"))
+        assert found == ["a/batch-00000007-00001.parquet", "b/batch-00000007-00001.parquet"]
+    rows = pq.read_table(tmp_path / "late" / found[0]).to_pylist()
+    assert rows == [{"k": n, "v": f"v{n}"} for n in (1, 2, 3)]
+
+
+class _Operator:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+
+def test_operators_live_on_for_their_own_state_and_within_bounds() -> None:
+    live = LiveOperators()
+    first, second = _Operator(40), _Operator(50)
+    live.keep("step", 0, "s1", first)
+    live.keep("step", 1, "s2", second)
+    assert live.take("step", 0, "s1") is first
+    assert live.take("step", 0, "s1") is None, "it is used by one task only"
+    live.keep("step", 0, "s3", first)
+    live.make_room(20, most_bytes=100)
+    assert list(live.kept()) == [("step", 0)], "the longest unused goes first"
+    live.make_room(20, most_bytes=10)
+    assert len(live) == 0
