@@ -23,8 +23,9 @@ Ding, Rundensteiner, Heineman: MJoin: A Metadata-Aware Stream Join Operator (200
 punctuations is its 1-NP algorithm, one unique and the other clustered or ordered its 1-NC: see `algorithm`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,12 @@ class MetadataJoin(MJoin):
         unique = [name in metadata.keys for name in spec.names]
         self._unique = unique
         self._purger = Purger(self.state, self.collection, unique, self._writer, self.metrics)
-        self._promises = ArrivalPromises(spec, metadata, self.collection, self._holds_already)
-        self._stages = _PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
-        self._stages.on_joined = self._purge_joined
+        # Nothing refers back to the join, so that it goes, with its memory, when nobody needs it any more.
+        holds = partial(self._purger.holds, reads_disk=True)
+        self._promises = ArrivalPromises(spec, metadata, self.collection, holds)
+        stages = _PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
+        stages.purger = self._purger
+        self._stages = stages
         self._deferred = DeferredRows(self.collection.readers)
         self._unpurged = 0
         self._unpurged_on_disk = 0
@@ -200,9 +204,6 @@ class MetadataJoin(MJoin):
         if not valid.all():
             keys = keys.take(np.flatnonzero(valid))
         return piece, keys
-
-    def _holds_already(self, i: int, keys: Keys) -> npt.NDArray[np.bool_]:
-        return self._purger.holds(i, keys, reads_disk=True)
 
     def _divided(self, i: int, chunk: Chunk) -> tuple[Chunk | None, Chunk]:
         """A chunk of arrivals as what can be dropped once it has been joined, and what must be kept."""
@@ -413,11 +414,6 @@ class MetadataJoin(MJoin):
         for number in numbers.tolist():
             yield from self._purger.purge_domain(number)
 
-    def _purge_joined(self, number: int) -> Iterator[pa.RecordBatch]:
-        """A domain was just read and joined: what is closed of it can go."""
-        if self._purger.knows_something:
-            yield from self._purger.purge_domain(number)
-
     def _pass_on(self) -> None:
         if self.metadata.propagate:
             self.collection.pass_on(self._held)
@@ -513,11 +509,12 @@ class MetadataJoin(MJoin):
 
 
 class _PurgingStages(DiskStages):
-    """Disk stages that tell when a domain has been joined completely."""
+    """Disk stages that purge a domain when it was just read and joined."""
 
-    on_joined: Callable[[int], Iterable[pa.RecordBatch]]
+    purger: Purger
 
     def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
         """As `DiskStages.join_completely`, and then purge the domain."""
         yield from super().join_completely(number)
-        yield from self.on_joined(number)
+        if self.purger.knows_something:
+            yield from self.purger.purge_domain(number)
