@@ -24,7 +24,6 @@ from dovetail.spark.join_metadata import ENDS, JoinMetadata, mark_column
 from dovetail.spark.late_rows import LateWriter
 from dovetail.spark.multi_join_step import MultiJoinStep
 from dovetail.spark.multi_join_task import MultiJoinTask
-from dovetail.spark.payload import encoded_schema
 from dovetail.spark.shard_job import ShardInput, ShardResult
 from dovetail.spark.steps import BatchClock, StepRecord
 
@@ -45,17 +44,13 @@ class MetadataJoinStep(MultiJoinStep):
         self._promised = promised
         promised.metadata.check(self.spec)
         hidden = {mark_column(name) for name in promised.marked}
-        visible = [field for field in self._joined if field.name not in hidden]
+        fields = list(self._joined)
         if promised.notices is not None:
-            notice = T.StructField(promised.notices, T.StringType())
-            self._joined = T.StructType([*self._joined, notice])
-            visible.append(notice)
-        self.output = T.StructType(visible)
-        self._final = {field.name: field.name for field in visible}
-        self._carried = T.StructType(
-            [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self._joined)]
-        )
-        self.mapped_schema = encoded_schema(self._carried)
+            # A row that is no result has NULL in all that it does not speak of.
+            fields = [T.StructField(f.name, f.dataType, True, f.metadata) for f in fields]
+            fields.append(T.StructField(promised.notices, T.StringType()))
+        visible = [field.name for field in fields if field.name not in hidden]
+        self._put_out_as(T.StructType(fields), {name: name for name in visible})
 
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on."""
