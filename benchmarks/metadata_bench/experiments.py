@@ -52,10 +52,10 @@ class Scale:
         Each experiment is run so often, and the fastest run counts.
     """
 
-    items: int = 4000
+    items: int = 2000
     accesses_per_item: int = 10
     items_per_part: int = 1
-    runs: int = 3
+    runs: int = 2
 
 
 def fastest(run: Callable[[], Curve], runs: int) -> Curve:

@@ -61,7 +61,9 @@ class Shards:
             columns = [pa.array([r[0] for r in mine], pa.int32()), pa.array([r[1] for r in mine], pa.int64())]
             columns += [pa.array([r[n] for r in mine], kind) for n, kind in zip((1, 2, 3), SLOTS, strict=True)]
             batch = pa.record_batch(columns, names=["__input", "__code", "s0", "s1", "s2"])
-            work = self.task.run(ShardInput(shard, self.states[shard], self.root, iter([batch] if mine else []), intent))
+            work = self.task.run(
+                ShardInput(shard, self.states[shard], self.root, iter([batch] if mine else []), intent)
+            )
             while True:
                 try:
                     out += next(work).to_pylist()
