@@ -65,11 +65,16 @@ def balanced_against_mesh(data: Data, report: Report) -> None:
 
 
 def _settled_rates(data: Data, percent: float) -> list[Rate]:
-    """Mesh and balanced, the latter after as many rounds as it takes to fill its cache, however long that takes."""
+    """Mesh and balanced, the latter after as many rounds as it takes to fill its cache, however long that takes.
+
+    Both choose themselves how many tuples enter together, and are measured over whole cycles: a w of a few tuples would
+    make every step of balanced, which answers most of them at once, a step for a handful.
+    """
     measurements = []
     for kind in ("mesh", "balanced"):
         stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("simulated")
-        measurements.append(Measurement(make_operator(data, kind, disk, percent, stream), stream, disk))
+        operator = make_operator(data, kind, disk, percent, stream, is_paced=False)
+        measurements.append(Measurement(operator, stream, disk))
     return measure_by_turns(measurements, data.sizes, warm_share=_SETTLING_SHARE)
 
 
@@ -160,7 +165,7 @@ def unmatched_against_matched(data: Data, report: Report) -> None:
     for kind in ("balanced", "auto"):
         for percent in data.sizes.of_budgets(_BUDGETS[1:]):
             runs = [(kind, data.stream(1.0, "shuffled", is_matched=is_matched)) for is_matched in (True, False)]
-            matched, unmatched = rates_of(data, "simulated", percent, runs)
+            matched, unmatched = rates_of(data, "simulated", percent, runs, _SETTLING_SHARE)
             ratio = unmatched.tuples_per_s / matched.tuples_per_s
             report.add(
                 "nomatch",

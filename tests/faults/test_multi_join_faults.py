@@ -84,7 +84,7 @@ def test_full_spill_directory_is_a_clear_error_and_the_join_goes_on_when_there_i
         query = flow().write(
             sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now"
         )
-        query.awaitTermination(300)
+        query.awaitTermination(600)
 
     add()
     run()

@@ -92,7 +92,7 @@ class Inputs:
 
 def run(flow: Flow, root: Path) -> FlowQuery:
     query = flow.write(sinks.parquet(root / "out"), checkpoint=root / "checkpoint", trigger="available-now")
-    assert query.awaitTermination(180), "the flow did not end"
+    assert query.awaitTermination(600), "the flow did not end"
     return query
 
 

@@ -225,7 +225,7 @@ class CachedMeshJoin(MeshJoin):
         per_tuple = self._matcher.bytes_per_tuple
         plan = plan_memory(spec, who=self.kind, bytes_per_tuple=per_tuple, output_share=self._output_share)
         if plan.output_rows < _FEWEST_ADMITTED:
-            plan = super()._plan_memory(spec)
+            plan = plan_memory(spec, who=self.kind, bytes_per_tuple=per_tuple)
         small = min(_SMALL_LEARNING_BYTES, plan.window_bytes // _MOST_LEARNING_SHARE)
         self._learning_bytes = max(plan.window_bytes // _LEARNING_SHARE, small)
         self._shared_bytes = plan.window_bytes - self._learning_bytes

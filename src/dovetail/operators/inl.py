@@ -51,7 +51,7 @@ class _Page:
     def nbytes(self) -> int:
         buffers = [buffer.size for column in self.rows.columns for buffer in column.buffers() if buffer is not None]
         held_bytes: int = sum(_allocated_bytes(int(size)) for size in [*buffers, self.codes.nbytes])
-        return held_bytes + _PAGE_OBJECT_BYTES + _COLUMN_OBJECT_BYTES * self.rows.num_columns
+        return held_bytes + _PAGE_OBJECT_BYTES + _COLUMN_OBJECT_BYTES * int(self.rows.num_columns)
 
 
 def _allocated_bytes(size_bytes: int) -> int:

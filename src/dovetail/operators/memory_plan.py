@@ -1,6 +1,6 @@
 """How an operator divides its budget: a block buffer, output on its way, and the window, which gets the rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.errors import BudgetError
 from dovetail.memory import format_bytes
@@ -9,7 +9,7 @@ from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import TupleStore
 from dovetail.operators.window import StreamWindow
 
-__all__ = ["MemoryPlan", "plan_memory"]
+__all__ = ["MemoryPlan", "plan_memory", "with_blocks_in_place"]
 
 MAX_BATCH_ROWS = 65_536
 _MAX_BLOCK_ROWS = 65_536
@@ -115,6 +115,13 @@ def plan_memory(
         output_bytes=output_bytes,
         window_bytes=total - block_bytes - output_bytes - other_bytes if has_window else 0,
     )
+
+
+def with_blocks_in_place(plan: MemoryPlan, spec: JoinSpec) -> MemoryPlan:
+    """The same division with blocks as long as a record batch: for blocks that are views and take no memory."""
+    rows = _rounded(max(1, min(_MAX_BLOCK_ROWS, spec.shard.num_rows)))
+    row_bytes = max(1.0, spec.shard.row_bytes) + _CODE_BYTES
+    return replace(plan, block_rows=rows, read_bytes=int(rows * row_bytes))
 
 
 def _rounded(rows: int) -> int:
