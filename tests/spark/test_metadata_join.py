@@ -29,7 +29,7 @@ def stream(spark: SparkSession, feed: Feed, columns: str) -> DataFrame:
 
 def run(flow: Flow, tmp_path: Path) -> FlowQuery:
     query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now")
-    assert query.awaitTermination(300), "the flow did not end"
+    assert query.awaitTermination(600), "the flow did not end"
     return query
 
 
