@@ -33,6 +33,10 @@ demo: setup  ## join a stream with a large table, by Spark's own join and by our
 demo-flow: setup  ## a flow that is killed and started again: every row exactly once
 	@$(RUN) python examples/flow_demo.py $(ARGS)
 
+.PHONY: demo-news
+demo-news: setup  ## two streams of XML files joined live, with punctuations that close groups
+	@$(RUN) python examples/news/news_demo.py $(ARGS)
+
 .PHONY: test
 test: setup  ## all tests that need no service
 	@$(RUN) scripts/run-tests $(ARGS)
@@ -76,6 +80,10 @@ bench-operators: setup  ## the semi-stream joins against each other, DuckDB and 
 bench-multiway: setup  ## three streams joined on Spark, against Spark's own joins, Flink and no join at all; ten rows; growth
 	@$(RUN) python benchmarks/multiway.py $(ARGS)
 
+.PHONY: bench-metadata
+bench-metadata: setup  ## joins with punctuations against XJoin, purging and scheduling strategies; table, JSON and plots
+	@$(RUN) python benchmarks/metadata.py $(ARGS)
+
 .PHONY: bench-enrich
 bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of mapInArrow; table, JSON and plot
 	@$(RUN) python benchmarks/enrich.py $(ARGS)
@@ -83,6 +91,10 @@ bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of 
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches
 	@$(RUN) python benchmarks/enrich_soak.py $(ARGS)
+
+.PHONY: soak-metadata
+soak-metadata: setup  ## state of a join with trailing punctuations through 10 million rows
+	@$(RUN) python benchmarks/metadata.py --soak $(ARGS)
 
 .PHONY: clean
 clean:  ## remove .venv, caches and everything else that was made here

@@ -14,6 +14,7 @@ from dovetail import errors
 
 if TYPE_CHECKING:
     from dovetail.model import calibrate
+    from dovetail.operators.metadata import Punctuation
     from dovetail.relation import Relation, SimulatedDisk
     from dovetail.spark import sinks
     from dovetail.spark.enrich import enrich
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Punctuation",
     "Relation",
     "SimulatedDisk",
     "__version__",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Punctuation": "dovetail.operators.metadata",
     "Relation": "dovetail.relation",
     "SimulatedDisk": "dovetail.relation",
     "calibrate": "dovetail.model",

@@ -93,7 +93,9 @@ class LateOutput:
             for file in state.files:
                 if is_late_table(file.table):
                     name = file.table.removeprefix(_PREFIX)
-                    table = read_table(state_root, file).rename_columns(list(self.names[name]))
+                    names = list(self.names[name])
+                    # Columns behind these are hidden ones that only the join needs.
+                    table = read_table(state_root, file).select(list(range(len(names)))).rename_columns(names)
                     _write(self.path / name, f"batch-{batch:08d}-{shard:05d}.parquet", table)
 
 

@@ -1,7 +1,7 @@
 """`multi_join`: several streams joined with each other, in a declared amount of memory, exactly once."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,12 +12,15 @@ from dovetail.errors import PlanError
 from dovetail.memory import Budget
 from dovetail.model.multiway import ForcedPlan, MultiwayStatistics, plan_multiway
 from dovetail.model.multiway_graph import JoinGraph, OnClause
+from dovetail.operators.metadata import Order
+from dovetail.operators.metadata.spec import BrokenPromisePolicy
 from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
 from dovetail.operators.mjoin.spec import LatePolicy, MultiJoinType
 from dovetail.spark.codes import check_key_columns, quoted
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.durations import parse_duration_ms
 from dovetail.spark.flow import Flow, require_flow_name
+from dovetail.spark.join_metadata import JoinMetadata, PunctuationSource
 from dovetail.spark.late_rows import LateOutput
 from dovetail.spark.multi_join_plan import JoinLayout, arrow_schema, plan_steps
 from dovetail.state.store import local_path
@@ -42,6 +45,12 @@ def multi_join(
     max_delay: str | None = None,
     plan: ForcedPlan = "auto",
     statistics: MultiwayStatistics | None = None,
+    keys: Collection[str] | None = None,
+    punctuations: Mapping[str, PunctuationSource] | None = None,
+    clustered: Collection[str] | None = None,
+    ordered: Mapping[str, Order | str] | None = None,
+    on_broken_promise: BrokenPromisePolicy = "error",
+    notices: str | None = None,
     spill_directory: str | os.PathLike[str] | None = None,
     shards: int | None = None,
     name: str = "multi_join",
@@ -80,6 +89,17 @@ def multi_join(
         shuffle, and an equal part of the budget.
     statistics
         Rates of the inputs and numbers of join values for ``plan="auto"`` to go by.
+    keys, clustered, ordered
+        Inputs in which no join value comes twice; whose rows of a value come together; that are ordered by the join
+        column (by name: ``"ascending"``, ``"descending"`` or an `Order`). Orders are judged by micro-batches.
+    punctuations
+        For an input, what ends its join values: a condition on its rows (``"status = 'closed'"``, a column, or
+        `Punctuation.where`), a stream with the join columns and the event time, or a function of the micro-batch's
+        clock that gives punctuations. See ``docs/metadata.md``.
+    on_broken_promise
+        What becomes of a row that its input had promised not to send: ``"error"``, ``"quarantine"`` or ``"count"``.
+    notices
+        The name of a column that tells closed join values and quarantined rows from joined ones.
     spill_directory
         Where a worker puts what does not fit in memory until its micro-batch is committed. None: Spark's own local
         directory.
@@ -106,6 +126,15 @@ def multi_join(
     aligned = dict(inputs)
     for attribute in graph.attributes:
         aligned = _aligned(spark, aligned, attribute.columns)
+    promised = JoinMetadata.of(inputs, keys, punctuations, clustered, ordered, on_broken_promise, notices)
+    if promised is not None:
+        plain = mjoin_spec(
+            {n: arrow_schema(df.schema) for n, df in aligned.items()},
+            graph,
+            how=how,
+            window=_window(window, time, lateness, late, {n: df.schema for n, df in aligned.items()}),
+        )
+        aligned = promised.marked_inputs(aligned, punctuations, plain)
     schemas = {n: df.schema for n, df in aligned.items()}
     for attribute in graph.attributes:
         for n, columns in attribute.columns.items():
@@ -123,7 +152,7 @@ def multi_join(
     parallelism = max(1, spark.sparkContext.defaultParallelism)
     side = _late_output(late, late_path, window, inputs)
     layout = JoinLayout(_shards(shards, parallelism), parallelism, side)
-    source, steps = plan_steps(aligned, spec, chosen, layout)
+    source, steps = plan_steps(aligned, spec, chosen, layout, promised)
     return Flow(name, source, steps)
 
 

@@ -21,7 +21,9 @@ from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
 from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.operators.mjoin.tree import graph_of_node, internal_names
 from dovetail.relation.keys import code_kind
+from dovetail.spark.join_metadata import JoinMetadata
 from dovetail.spark.late_rows import LateOutput
+from dovetail.spark.metadata_join import MetadataJoinStep
 from dovetail.spark.multi_join_step import EventTime, LowerJoin, MultiJoinStep
 from dovetail.spark.payload import encoded_schema
 from dovetail.spark.tagged_inputs import Member, SlotLayout, tagged_union
@@ -44,7 +46,11 @@ def arrow_schema(schema: T.StructType) -> Any:
 
 
 def plan_steps(
-    inputs: Mapping[str, DataFrame], spec: MJoinSpec, plan: MultiwayPlan, layout: JoinLayout
+    inputs: Mapping[str, DataFrame],
+    spec: MJoinSpec,
+    plan: MultiwayPlan,
+    layout: JoinLayout,
+    promised: JoinMetadata | None = None,
 ) -> tuple[DataFrame, tuple[MultiJoinStep, ...]]:
     """The flow's input, and its steps.
 
@@ -58,7 +64,11 @@ def plan_steps(
         Its tree.
     layout
         Shards and parallelism of each join.
+    promised
+        What is known of the inputs, of a join that they share the columns of.
     """
+    if promised is not None:
+        promised.metadata.check(spec)
     for node in plan.root.nodes():
         if not common_attributes(plan.graph, node):
             raise PlanError(
@@ -66,7 +76,7 @@ def plan_steps(
                 hint='Use plan="auto", or a tree of joins that each have a common attribute.',
             )
     if len(list(plan.root.nodes())) == 1:
-        return _single(inputs, spec, plan, layout)
+        return _single(inputs, spec, plan, layout, promised)
     if spec.how != "inner":
         raise PlanError(
             f"how={spec.how!r} needs join columns that all inputs share; these inputs take {plan.shuffles} joins.",
@@ -76,15 +86,21 @@ def plan_steps(
 
 
 def _single(
-    inputs: Mapping[str, DataFrame], spec: MJoinSpec, plan: MultiwayPlan, layout: JoinLayout
+    inputs: Mapping[str, DataFrame],
+    spec: MJoinSpec,
+    plan: MultiwayPlan,
+    layout: JoinLayout,
+    promised: JoinMetadata | None,
 ) -> tuple[DataFrame, tuple[MultiJoinStep, ...]]:
     members = {name: _member(n, spec, name, df.schema) for n, (name, df) in enumerate(inputs.items())}
     slots = SlotLayout.of([df.schema for df in inputs.values()])
     name = "1-multi_join"
     time = EventTime(spec.window, dict.fromkeys(inputs, name)) if isinstance(spec.window, TimeWindow) else None
-    step = MultiJoinStep(
-        name, spec, members, slots, layout.shards, layout.parallelism, time, late=layout.late, plan=plan
-    )
+    about = (name, spec, members, slots, layout.shards, layout.parallelism, time)
+    if promised is None:
+        step = MultiJoinStep(*about, late=layout.late, plan=plan)
+    else:
+        step = MetadataJoinStep(promised, *about, late=layout.late, plan=plan)
     return tagged_union(inputs, members, slots, _codes(members)), (step,)
 
 

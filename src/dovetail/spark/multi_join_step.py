@@ -151,15 +151,8 @@ class MultiJoinStep(Step):
         # Refused here, before any data moves, if the budget is too small.
         result = MJoin(self._shard_spec).output_schema
         schemas = {member: about.schema for member, about in members.items()}
-        self._joined = T.StructType([_spark_field(spec, schemas, f.name, f.nullable) for f in result])
-        carried = [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self._joined)]
-        self.mapped_schema = encoded_schema(T.StructType(carried))
-        wanted = final or {name: name for name in self._joined.names}
-        places = [self._joined.names.index(inside) for inside in wanted.values()]
-        fields = [(name, self._joined[place]) for name, place in zip(wanted, places, strict=True)]
-        self.output = T.StructType([T.StructField(n, f.dataType, f.nullable, f.metadata) for n, f in fields])
-        # Described to the JVM once, not in every micro-batch.
-        self._columns = decoded_columns(T.StructType([carried[place] for place in places]), list(wanted))
+        joined = T.StructType([_spark_field(spec, schemas, f.name, f.nullable) for f in result])
+        self._put_out_as(joined, final or {name: name for name in joined.names})
         self._codes = code_names(max(len(member.keys) for member in members.values()))
         # A tree's layout has slots for members of other joins, too, which do not travel here.
         self._slots = sorted({slot for member in members.values() for slot in layout.places[member.number]})
@@ -169,6 +162,17 @@ class MultiJoinStep(Step):
         code = f"coalesce({CODE_COLUMN} & {2**_CODE_BITS - 1}L, 0L)"
         self.sort_first = f"shiftleft(CAST({INPUT_COLUMN} AS BIGINT), {_CODE_BITS}) + {code}"
         self._owner = uuid.uuid4().hex
+
+    def _put_out_as(self, joined: T.StructType, wanted: Mapping[str, str]) -> None:
+        """Tell what tasks put out, and which of these columns go on, under which names."""
+        self._joined = joined
+        carried = [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(joined)]
+        self.mapped_schema = encoded_schema(T.StructType(carried))
+        places = [joined.names.index(inside) for inside in wanted.values()]
+        fields = [(name, joined[place]) for name, place in zip(wanted, places, strict=True)]
+        self.output = T.StructType([T.StructField(n, f.dataType, f.nullable, f.metadata) for n, f in fields])
+        # Described to the JVM once, not in every micro-batch.
+        self._columns = decoded_columns(T.StructType([carried[place] for place in places]), list(wanted))
 
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on."""

@@ -103,7 +103,7 @@ class MultiJoinTask:
             return alive
         LIVE.make_room(self.spec.budget.total_bytes, self.alive_bytes)
         spill = _new_directory(self.spec.spill_directory or local_directory())
-        join = MJoin(replace(self.spec, spill_directory=Path(spill.name)))
+        join = self.new_join(replace(self.spec, spill_directory=Path(spill.name)))
         if state is not None:
             saved = state.values
             nothing = pa.table({"chunk": pa.array([], pa.string()), "bits": pa.array([], pa.binary())})
@@ -112,6 +112,10 @@ class MultiJoinTask:
             stored = Snapshot(saved["kind"], saved["fingerprint"], tables, saved["values"])
             join.restore(stored, _StoredTables(given.state_root, state.files))
         return _LiveJoin(join, spill)
+
+    def new_join(self, spec: MJoinSpec) -> MJoin:
+        """The operator."""
+        return MJoin(spec)
 
     # ================================================================ rows
 

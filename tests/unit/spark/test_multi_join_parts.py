@@ -51,7 +51,8 @@ def test_late_rows_wait_on_disk_and_are_published_any_number_of_times(tmp_path: 
     writer = LateWriter(tmp_path / "spill")
     assert writer.tables() == []
     for numbers in ([1, 2], [3]):
-        writer.add("a", pa.record_batch({"~key k 0": numbers, "v": [f"v{n}" for n in numbers]}))
+        hidden = pa.nulls(len(numbers), pa.int8())
+        writer.add("a", pa.record_batch({"~key k 0": numbers, "v": [f"v{n}" for n in numbers], "~ends a": hidden}))
     writer.add("b", pa.record_batch({"w": [True]}))
     tables = writer.tables()
     assert [(name, table.num_rows) for name, table in tables] == [("late a", 3), ("late b", 1)]

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import BudgetError, DovetailError, PlanError, SpillError, StateError
+from dovetail.errors import BudgetError, DovetailError, PlanError, PromiseError, SpillError, StateError
 from dovetail.memory import Ledger
 from dovetail.operators.mjoin.arrivals import ArrivalReader
 from dovetail.operators.mjoin.chunk import Chunk
@@ -81,7 +81,7 @@ class MJoin:
         minimum = self.minimum_budget(spec)
         spec.budget.require(minimum, f"a join of {len(spec.names)} inputs with these columns")
         self.spec = spec
-        self.metrics = MJoinMetrics(dict.fromkeys(spec.names, 0))
+        self.metrics = self._new_metrics()
         self._ledger = Ledger(spec.budget)
         self.state = JoinState(spec, self._ledger, self.metrics)
         limits = self.state.limits
@@ -109,6 +109,9 @@ class MJoin:
         self._turn = 0
         self.ended: set[str] = set()
         self._broken = ""
+
+    def _new_metrics(self) -> MJoinMetrics:
+        return MJoinMetrics(dict.fromkeys(self.spec.names, 0))
 
     @staticmethod
     def minimum_budget(spec: MJoinSpec) -> int:
@@ -437,6 +440,10 @@ class MJoin:
         restore_operator(self, snapshot, fetch)
         self._broken = ""
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What state is about: a snapshot of anything else is refused."""
+        return self.spec.fingerprint()
+
     def scalars(self) -> dict[str, Any]:
         """Numbers of the state that are no tuples, as JSON-able data; for snapshots."""
         return {
@@ -466,7 +473,7 @@ class MJoin:
         self._broken = "the iterator that it gave was not exhausted"
         try:
             yield from work
-        except (SpillError, BudgetError):
+        except (SpillError, BudgetError, PromiseError):
             # Raised before anything was accepted: the operator is as it was.
             self._broken = ""
             raise

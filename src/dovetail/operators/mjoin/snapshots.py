@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from dovetail.errors import StateError
 from dovetail.operators.mjoin.chunk import DIRECT, IN_MEMORY, Chunk, get_bits
-from dovetail.operators.mjoin.metrics import MJoinMetrics
 from dovetail.operators.mjoin.spill import FACTS, Fetch, Piece, StoredTable, chunk_table, tuples_of
 from dovetail.operators.mjoin.state import JoinState
 from dovetail.operators.protocol import Snapshot
@@ -70,7 +69,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
         "chooser": join.chooser.state(),
         "metrics": join.metrics.as_dict(),
     }
-    return Snapshot(join.kind, join.spec.fingerprint(), tables, values)
+    return Snapshot(join.kind, join.fingerprint(), tables, values)
 
 
 def table_names(join: "MJoin") -> frozenset[str]:
@@ -126,7 +125,7 @@ def _stored(facts: pa.Table) -> StoredTable:
 
 def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> None:
     """Give a join the state of a snapshot; refused, with nothing changed, if it is of something else."""
-    if snapshot.kind != join.kind or dict(snapshot.fingerprint) != join.spec.fingerprint():
+    if snapshot.kind != join.kind or dict(snapshot.fingerprint) != join.fingerprint():
         raise StateError(
             f"This snapshot is of another join ({snapshot.kind!r}): inputs, join attributes, join type, window and "
             "partitions must be the same.",
@@ -164,7 +163,7 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> 
         domain.log = [(int(i), int(stamp)) for i, stamp in log]
     join.set_scalars(values)
     join.chooser.restore(values["chooser"])
-    restored = MJoinMetrics.from_dict(dict(values["metrics"]))
+    restored = type(join.metrics).from_dict(dict(values["metrics"]))
     for field in restored.as_dict():
         setattr(join.metrics, field, getattr(restored, field))
 

@@ -41,7 +41,10 @@ class StoredTable(NamedTuple):
     rows: int
 
 
-FACTS = ("serial", "level", "departure", "partition", "rows", "bytes", "max_arrival", "min_low", "max_low")
+FACTS = (
+    "serial", "level", "departure", "partition", "rows", "bytes", "max_arrival", "min_low", "max_low", "min_code",
+    "max_code",
+)  # fmt: skip
 """What is known of a piece besides where it lies."""
 
 
@@ -57,6 +60,8 @@ class Piece:
     ----------
     serial, level, departure, rows, bytes, max_arrival, min_low, max_low
         As of the chunk that it was.
+    min_code, max_code
+        The least and the greatest code of its first attribute.
     partition
         Of the hash.
     file
@@ -78,6 +83,8 @@ class Piece:
     max_arrival: int
     min_low: int
     max_low: int
+    min_code: int
+    max_code: int
     number: int
     file: Path | None = None
     table: str = ""
@@ -88,7 +95,8 @@ class Piece:
         """A chunk that was written to a spill file."""
         # The rows may be a stretch of a larger chunk, whose buffers they share.
         size = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
-        facts = (chunk.serial, chunk.level, departure, partition, len(chunk), size, *chunk.extremes)
+        codes = int(chunk.codes[0].min()), int(chunk.codes[0].max())
+        facts = (chunk.serial, chunk.level, departure, partition, len(chunk), size, *chunk.extremes, *codes)
         return cls(**_named(facts), number=number, file=file, done=chunk.done)
 
     def facts(self) -> list[int]:

@@ -148,7 +148,7 @@ class JoinState:
         """Take over a chunk of a snapshot: in memory, or on its way to disk."""
         if is_direct:
             self.direct[i].append(chunk)
-            self._count_direct(chunk, 1)
+            self.count_direct(chunk, 1)
         else:
             self.memory[i].append(chunk)
         self.account()
@@ -172,10 +172,10 @@ class JoinState:
             goes_to_disk = np.repeat(self.spilled, np.diff(offsets))
             if goes_to_disk.any():
                 # The parts together can be a little larger than the whole, by their index.
-                direct = self._part(chunk, goes_to_disk)
+                direct = self.part_of(chunk, goes_to_disk)
                 direct.departure = DIRECT
-                resident = self._part(chunk, ~goes_to_disk)
-                self._count_direct(direct, 1)
+                resident = self.part_of(chunk, ~goes_to_disk)
+                self.count_direct(direct, 1)
                 self.direct[i].append(direct)
                 self._metrics.flushed_rows += len(direct)
         if len(resident):
@@ -202,7 +202,8 @@ class JoinState:
             self.account()
             self.work.resize(0)
 
-    def _part(self, chunk: Chunk, mask: BoolArray) -> Chunk:
+    def part_of(self, chunk: Chunk, mask: BoolArray) -> Chunk:
+        """Some rows of a chunk, as a chunk of their own."""
         part = Chunk.of_ordered(self.next_serial(), chunk.tuples.filter(mask), self.spec.partitions, chunk.level)
         part.departure = chunk.departure
         return part
@@ -221,7 +222,8 @@ class JoinState:
                 low = int(chunk.low[offsets[number] : offsets[number + 1]].min())
                 domain.pending_low = low if domain.pending_low is None else min(domain.pending_low, low)
 
-    def _count_direct(self, chunk: Chunk, sign: int) -> None:
+    def count_direct(self, chunk: Chunk, sign: int) -> None:
+        """Count a chunk's rows as on their way to disk, or no longer."""
         for partition, rows in enumerate(np.diff(chunk.partition_offsets(self.spec.partitions)).tolist()):
             self.domains[partition].direct_rows += sign * rows
 
@@ -255,10 +257,10 @@ class JoinState:
             self.memory[i] = list(self._unexpired(i, self.memory[i], horizon))
             if self.direct[i]:
                 for chunk in self.direct[i]:
-                    self._count_direct(chunk, -1)
+                    self.count_direct(chunk, -1)
                 self.direct[i] = list(self._unexpired(i, self.direct[i], horizon))
                 for chunk in self.direct[i]:
-                    self._count_direct(chunk, 1)
+                    self.count_direct(chunk, 1)
         for domain in self.domains:
             if domain.pending == 0:
                 self._purge_pieces(domain, horizon)
@@ -276,7 +278,7 @@ class JoinState:
             self._metrics.purged_rows += count
             if count < len(chunk):
                 self.work.resize(min(chunk.nbytes, self.limits.work))
-                yield self._part(chunk, ~drop)
+                yield self.part_of(chunk, ~drop)
                 self.work.resize(0)
 
     def _purge_pieces(self, domain: Domain, horizon: int) -> None:
@@ -367,7 +369,7 @@ class JoinState:
             if self.direct[i]:
                 pieces = self.write(i, self._pieces_of(self.direct[i], everything), DIRECT)
                 for chunk in self.direct[i]:
-                    self._count_direct(chunk, -1)
+                    self.count_direct(chunk, -1)
                 self.direct[i] = []
                 self.account()
                 self.file_pieces(i, pieces)
@@ -443,7 +445,7 @@ class JoinState:
                 kept.append(chunk)
             elif stays.any():
                 self.work.resize(min(chunk.nbytes, self.limits.work))
-                kept.append(self._part(chunk, stays))
+                kept.append(self.part_of(chunk, stays))
                 self.work.resize(0)
         self.memory[i] = kept
 

@@ -1,0 +1,277 @@
+"""The punctuation collection: every input's punctuated range, and which punctuations have been passed on.
+
+A punctuation of an input is passed on once the input holds no tuple that matches it: no later one comes, and those that
+came have given all their results or can give none. It then says of the output: no later row matches. Where the join
+column is an integer, a date or a timestamp, parts of a punctuation are passed on as they become true.
+
+That holds where every row of the output has a tuple of that input in it. Of an outer or anti join, rows of the
+preserved input come out alone, so it is its punctuations on the join column that are passed on; of a full join, what
+both promise.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.kernels.bucket_index import partitions_of
+from dovetail.operators.metadata.intervals import IntervalSet
+from dovetail.operators.metadata.keys import KeyReader, Keys
+from dovetail.operators.metadata.patterns import BoundSet
+from dovetail.operators.metadata.punctuation import BoundPunctuation
+from dovetail.operators.metadata.ranges import MOST_PREDICATES, PunctuatedRange, key_punctuations
+from dovetail.operators.mjoin.spec import MJoinSpec
+
+__all__ = ["Held", "PunctuationCollection", "Unread"]
+
+BoolArray = npt.NDArray[np.bool_]
+_FEW = 4096
+
+
+class Held(NamedTuple):
+    """Tuples that an input holds in memory: what may still be joined."""
+
+    keys: Keys
+    rows: pa.RecordBatch
+
+
+class Unread(NamedTuple):
+    """Tuples on disk of which only this is known."""
+
+    partition: int
+    low: int
+    high: int
+
+
+Holder = Callable[[int, "npt.NDArray[np.int64] | None"], Iterable[Held | Unread]]
+
+
+class PunctuationCollection:
+    """The promises of all inputs of a join."""
+
+    def __init__(self, spec: MJoinSpec, limit_bytes: int) -> None:
+        self._spec = spec
+        attribute = spec.attributes[0]
+        self.readers = [KeyReader(spec.schemas[n], attribute.columns[n], spec.hashed[0]) for n in spec.names]
+        self.ranges = [PunctuatedRange(reader) for reader in self.readers]
+        self._limit_bytes = limit_bytes
+        self.done = IntervalSet.empty()
+        self._ready = IntervalSet.empty()
+        self._ready_others: list[BoundPunctuation] = []
+        # Where a column of each input is found in the output; columns that are not there cannot be passed on.
+        first = attribute.columns[attribute.inputs[0]]
+        self._names: list[dict[str, str]] = []
+        everyone = range(len(spec.names))
+        alone = [i for i in everyone if spec.preserved[i]]
+        # Groups of inputs: what all inputs of one group promise of the join column can be passed on.
+        self._groups = [[i] for i in everyone] if spec.how in ("inner", "semi") else [alone]
+        for number, name in enumerate(spec.names):
+            shown = [] if spec.how in ("semi", "anti") and number else spec.schemas[name].names
+            names = {column: column for column in shown} | dict(zip(attribute.columns[name], first, strict=True))
+            self._names.append(names)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is closed."""
+        return all(each.is_empty for each in self.ranges)
+
+    @property
+    def entries(self) -> int:
+        """Intervals, keys and predicates held."""
+        return sum(each.entries for each in self.ranges)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        others = sum(bound.nbytes for bound in self._ready_others)
+        return sum(each.nbytes for each in self.ranges) + self.done.nbytes + self._ready.nbytes + others
+
+    def is_over_limit(self) -> bool:
+        """Whether something must be forgotten, or merged away, before more is added."""
+        held = sum(each.nbytes for each in self.ranges)
+        return 2 * held > self._limit_bytes or any(len(each.predicates) > MOST_PREDICATES for each in self.ranges)
+
+    def forget(self) -> int:
+        """Stay within half of the limit; the other half is for passing on. Gives how many entries went."""
+        limit = self._limit_bytes // (2 * len(self.ranges))
+        forgotten = sum(each.forget(limit, self.done) for each in self.ranges)
+        closed = IntervalSet.empty()
+        for each in self.ranges:
+            closed = closed.union(each.intervals)
+        # Only what is still closed could be passed on a second time.
+        self.done = self.done.intersection(closed)
+        return forgotten
+
+    # ---------------------------------------------------------------- passing on
+
+    def awaited(self, i: int, keys: Keys) -> BoolArray:
+        """Which tuples of an input match a punctuation of another one that is not passed on yet."""
+        found: BoolArray = np.zeros(len(keys.codes), np.bool_)
+        for j in self._carriers(i):
+            each = self.ranges[j]
+            if not each.reader.is_hashed:
+                found |= each.intervals.contains(keys.codes) & ~self.done.contains(keys.codes)
+            elif len(each.points):
+                found |= (each.points.locate(keys) >= 0) & ~each.points.done_among(keys)
+        return found
+
+    def is_awaiting(self, i: int) -> bool:
+        """Whether another input has a punctuation that is not passed on yet."""
+        return any(
+            len(self.ranges[j].intervals.minus(self.done)) or not self.ranges[j].points.is_done.all()
+            for j in self._carriers(i)
+        )
+
+    def _carriers(self, i: int) -> list[int]:
+        """The other inputs whose punctuations can be passed on."""
+        return [j for group in self._groups for j in group if j != i]
+
+    def pass_on(self, held: Holder) -> None:
+        """Find the punctuations whose results are all out.
+
+        Parameters
+        ----------
+        held
+            Gives what an input holds; with codes, only tuples that have one of these need to be given.
+        """
+        for group in self._groups:
+            if not self.readers[0].is_hashed:
+                self._pass_intervals_on(group, held)
+                continue
+            for i in group:
+                points = self.ranges[i].points
+                if len(points) and not points.is_done.all():
+                    self._pass_points_on(i, group, held)
+        for i in range(len(self.ranges)):
+            self._pass_predicates_on(i, held)
+
+    def _pass_intervals_on(self, group: Sequence[int], held: Holder) -> None:
+        pending = self.ranges[group[0]].intervals.minus(self.done)
+        for i in group[1:]:
+            pending = pending.intersection(self.ranges[i].intervals)
+        if len(pending) == 0:
+            return
+        few = pending.points(_FEW)
+        blocked = [np.zeros(0, np.int64)]
+        for part in (part for i in group for part in held(i, few)):
+            if isinstance(part, Held):
+                codes = part.keys.codes
+                blocked.append(np.unique(codes[pending.contains(codes)]))
+            elif few is None:
+                pending = pending.minus(IntervalSet.between(part.low, part.high))
+            else:
+                might = (few >= part.low) & (few <= part.high)
+                might &= partitions_of(few, self._spec.partitions) == part.partition
+                blocked.append(few[might])
+        clear = pending.minus(IntervalSet.of(np.concatenate(blocked)))
+        room = max(0, self._limit_bytes // 4 - max(self._ready.nbytes, self.done.nbytes)) // 16
+        if len(clear) > room:
+            # The rest waits until these have been fetched, or until gaps between those passed on have closed.
+            clear = clear.keep(np.arange(len(clear)) < room)
+        self.done = self.done.union(clear)
+        self._ready = self._ready.union(clear)
+
+    def _pass_points_on(self, i: int, group: Sequence[int], held: Holder) -> None:
+        points = self.ranges[i].points
+        blocked = points.is_done.copy()
+        for j in group:
+            if j != i:
+                blocked |= ~self.ranges[j].contains(points.keys)
+        waiting = points.codes[~blocked]
+        for part in (part for j in group for part in held(j, waiting)):
+            if isinstance(part, Held):
+                places = points.locate(part.keys)
+                blocked[places[places >= 0]] = True
+            else:
+                blocked |= partitions_of(points.codes, self._spec.partitions) == part.partition
+        clear = np.flatnonzero(~blocked)
+        room = self._limit_bytes // 4 - sum(bound.nbytes for bound in self._ready_others)
+        clear = clear[: max(0, room) // (1 + points.nbytes // max(1, len(points)) + 256)]
+        if not clear.size:
+            return
+        keys = points.keys.take(clear)
+        points.is_done[clear] = True
+        new = np.ones(clear.size, np.bool_)
+        for j, other in enumerate(self.ranges):
+            if j != i:
+                # The same value, promised by another input as well, is passed on once.
+                new &= ~other.points.done_among(keys)
+                places = other.points.locate(keys)
+                other.points.is_done[places[places >= 0]] = True
+        if new.any():
+            fresh = keys.take(np.flatnonzero(new))
+            names = [self._names[i][column] for column in self.readers[i].columns]
+            if len(names) == 1:
+                self._ready_others.append(BoundPunctuation({names[0]: BoundSet(fresh.columns[0])}))
+            else:
+                # One for each: the product of the columns' values would say more than was promised.
+                for n in range(len(fresh.codes)):
+                    parts = [BoundSet(column.take(pa.array([n]))) for column in fresh.columns]
+                    self._ready_others.append(BoundPunctuation(dict(zip(names, parts, strict=True))))
+
+    def _pass_predicates_on(self, i: int, held: Holder) -> None:
+        each = self.ranges[i]
+        for n, predicate in enumerate(each.predicates):
+            if predicate.is_done or not set(predicate.bound.columns) <= set(self._names[i]):
+                continue
+            # A row that another input's tuple is alone in has NULL in all columns but the join's.
+            group: list[int] | None = [i]
+            if predicate.is_on_key:
+                group = next((group for group in self._groups if i in group), None)
+            if group is None or not all(self._covers(j, i, predicate.bound) for j in group if j != i):
+                continue
+            if any(self._may_match(j, i, predicate.bound, part) for j in group for part in held(j, None)):
+                continue
+            if 4 * sum(bound.nbytes for bound in self._ready_others) > self._limit_bytes:
+                return  # until somebody fetches them
+            each.mark_done(n)
+            self._ready_others.append(each.predicates[n].bound.renamed(self._names[i]))
+
+    def _covers(self, j: int, i: int, bound: BoundPunctuation) -> bool:
+        """Whether another input has promised all that a punctuation of input i on the join columns says."""
+        theirs = bound.renamed(dict(zip(self.readers[i].columns, self.readers[j].columns, strict=True)))
+        return any(p.is_on_key and p.bound.covers(theirs) for p in self.ranges[j].predicates)
+
+    def _may_match(self, j: int, i: int, bound: BoundPunctuation, part: Held | Unread) -> bool:
+        """Whether tuples that input j holds may match a punctuation of input i."""
+        if isinstance(part, Unread):
+            return True
+        if j != i:
+            bound = bound.renamed(dict(zip(self.readers[i].columns, self.readers[j].columns, strict=True)))
+        return bool(bound.matches(part.rows).any())
+
+    def take_ready(self) -> list[BoundPunctuation]:
+        """The punctuations that are true of the output by now, each once."""
+        reader = self.readers[0]
+        kind = reader.schema.field(reader.columns[0]).type
+        found = [] if reader.is_hashed else key_punctuations(self._ready, reader.columns[0], kind)
+        found += self._ready_others
+        self._ready, self._ready_others = IntervalSet.empty(), []
+        return found
+
+    # ---------------------------------------------------------------- restart
+
+    def as_state(self) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+        """What is held, as JSON-able data and tables."""
+        described, tables = [], {}
+        for number, each in enumerate(self.ranges):
+            values, tables[f"punctuated-{number}"] = each.as_state()
+            described.append(values)
+        for name, intervals in (("passed_on", self.done), ("ready", self._ready)):
+            tables[name] = pa.table({"low": intervals.lows, "high": intervals.highs})
+        return {"ranges": described, "ready": [bound.as_dict() for bound in self._ready_others]}, tables
+
+    def restore(self, values: dict[str, Any], tables: dict[str, pa.Table]) -> None:
+        """Take over what `as_state` gave; a table that is missing was empty."""
+        for number, (each, described) in enumerate(zip(self.ranges, values["ranges"], strict=True)):
+            each.restore(described, tables.get(f"punctuated-{number}"))
+        self.done, self._ready = (_intervals(tables.get(name)) for name in ("passed_on", "ready"))
+        self._ready_others = [BoundPunctuation.from_dict(described) for described in values["ready"]]
+
+
+def _intervals(table: pa.Table | None) -> IntervalSet:
+    if table is None or table.num_rows == 0:
+        return IntervalSet.empty()
+    return IntervalSet(np.array(table["low"].to_numpy()), np.array(table["high"].to_numpy()))

@@ -1,0 +1,520 @@
+"""MetadataJoin: a multi-way join that uses what its inputs promise.
+
+What it computes: exactly what `MJoin` computes. Promises only save work and memory.
+
+What it uses: punctuations, which come with the data (`punctuate`); inputs that are unique by the join value, clustered,
+or ordered by it (`Metadata`); and inputs that have ended. Each of them *closes* join values of an input. A tuple that
+is in no later result is not kept when it arrives, or is purged: at once, or together with others when enough values
+have been closed, memory is full, or the inputs are idle. Rows of outer and anti joins that can no longer match come
+out then. Punctuations are passed on to the output once all their results are out (`take_punctuations`).
+
+Broken promises: a row that its own input had promised not to send is refused, put aside, or dropped and counted. It is
+never joined. A second row of a unique key is noticed for as long as the first is held; after that it could join with
+nothing.
+
+Memory: as `MJoin`, with a part of the state's share set aside for what was promised (`Metadata.memory_share`). Beyond
+it the join forgets promises, counted in ``metrics.punctuations_forgotten``, and holds tuples for longer.
+
+What a restart keeps: everything.
+
+Supported: all join types and windows of `MJoin`, on one join attribute that all inputs share.
+
+Ding, Rundensteiner, Heineman: MJoin: A Metadata-Aware Stream Join Operator (2003). One input unique and the other with
+punctuations is its 1-NP algorithm, one unique and the other clustered or ordered its 1-NC: see `algorithm`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.kernels.bucket_index import partitions_of
+from dovetail.memory import Reservation
+from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts
+from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
+from dovetail.operators.metadata.deferred import DeferredRows
+from dovetail.operators.metadata.intervals import IntervalSet
+from dovetail.operators.metadata.keys import Keys
+from dovetail.operators.metadata.metrics import MetadataMetrics
+from dovetail.operators.metadata.promises import REASONS, ArrivalPromises
+from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation
+from dovetail.operators.metadata.purging import Purger
+from dovetail.operators.metadata.quarantine import REASON_COLUMN, Quarantine
+from dovetail.operators.metadata.ranges import values_of
+from dovetail.operators.metadata.spec import Metadata
+from dovetail.operators.mjoin.chunk import Chunk
+from dovetail.operators.mjoin.disk_stages import DiskStages
+from dovetail.operators.mjoin.mjoin import MJoin
+from dovetail.operators.mjoin.spec import MJoinSpec, TupleWindow
+from dovetail.operators.mjoin.spill import Fetch
+from dovetail.operators.protocol import Snapshot
+
+__all__ = ["REASON_COLUMN", "MetadataJoin"]
+
+CLOSED_ROW = "closed"
+"""What a notice says of a join value that no later result has."""
+
+Int64Array = npt.NDArray[np.int64]
+_FEWEST_PURGED = 100
+_MOST_VALUES = 1_000_000
+
+
+class MetadataJoin(MJoin):
+    """A multi-way join that uses punctuations and constraints; see the module for what it promises.
+
+    Parameters
+    ----------
+    spec
+        The join.
+    metadata
+        What is known of its inputs.
+
+    Examples
+    --------
+    >>> from dovetail.operators.mjoin import mjoin_spec
+    >>> schemas = {"news": pa.schema({"sno": pa.int64(), "title": pa.string()}),
+    ...            "access": pa.schema({"sno": pa.int64(), "ip": pa.string()})}
+    >>> spec = mjoin_spec(schemas, on="sno", budget="1MB")
+    >>> join = MetadataJoin(spec, Metadata(keys=["news"], goal="memory"))
+    >>> join.algorithm
+    '1-NP'
+    >>> def offer(name, sno, value):
+    ...     batch = pa.record_batch([[sno], [value]], schema=schemas[name])
+    ...     return [row for out in join.offer(name, spec.with_codes(name, batch)) for row in out.to_pylist()]
+    >>> offer("news", 79, "Cashless society"), offer("access", 79, "64.58.76.224")
+    ([], [{'sno': 79, 'title': 'Cashless society', 'ip': '64.58.76.224'}])
+    >>> join.state_rows()
+    {'news': 1, 'access': 0}
+    >>> list(join.punctuate("access", Punctuation({"sno": 79})))
+    []
+    >>> join.state_rows(), join.take_punctuations()
+    ({'news': 0, 'access': 0}, [Punctuation(sno = 79)])
+    """
+
+    kind = "metadata_join"
+    metrics: MetadataMetrics
+
+    def __init__(self, spec: MJoinSpec, metadata: Metadata | None = None) -> None:
+        metadata = Metadata() if metadata is None else metadata
+        metadata.check(spec)
+        super().__init__(spec)
+        self.metadata = metadata
+        limit = int(spec.budget.total_bytes * metadata.memory_share)
+        self.state.limits = replace(self.state.limits, state=self.state.limits.state - limit)
+        self._promise_limit = limit
+        self.collection = PunctuationCollection(spec, limit)
+        self._promise_bytes = self._ledger.reserve("promises")
+        self._quarantine = Quarantine(self._ledger.reserve("quarantine"), self.state.limits.arrivals // 2)
+        unique = [name in metadata.keys for name in spec.names]
+        self._unique = unique
+        self._purger = Purger(self.state, self.collection, unique, self._writer, self.metrics)
+        # Nothing refers back to the join, so that it goes, with its memory, when nobody needs it any more.
+        holds = partial(self._purger.holds, reads_disk=True)
+        self._promises = ArrivalPromises(spec, metadata, self.collection, holds)
+        stages = _PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
+        stages.purger = self._purger
+        self._stages = stages
+        self._deferred = DeferredRows(self.collection.readers)
+        self._unpurged = 0
+        self._unpurged_on_disk = 0
+
+    def _new_metrics(self) -> MetadataMetrics:
+        return MetadataMetrics(dict.fromkeys(self.spec.names, 0))
+
+    @property
+    def algorithm(self) -> str:
+        """The paper's name for this join: ``1-NP``, ``1-NC`` or, where it has none, ``general``."""
+        return self.metadata.algorithm(self.spec)
+
+    @property
+    def punctuations_held(self) -> int:
+        """How many ranges, keys and predicates stand for all that was promised."""
+        return self.collection.entries
+
+    @property
+    def purge_lag(self) -> int:
+        """Closed join values whose tuples have not been purged yet."""
+        return self._unpurged
+
+    def keeps_order(self, name: str) -> bool:
+        """Whether the order in which an input's tuples are offered is part of what it promises."""
+        return self._promises.keeps_order(self._number(name))
+
+    def is_held_elsewhere(self, i: int, codes: Int64Array) -> bool:
+        """Whether another input holds tuples in memory with one of these codes."""
+        others = (chunk for j, chunks in enumerate(self.state.memory) if j != i for chunk in chunks)
+        return any(chunk.find(0, codes)[2] > 0 for chunk in others)
+
+    def reserve(self, component: str) -> Reservation:
+        """An account within the join's budget for a component around it."""
+        return self._ledger.reserve(component)
+
+    # ---------------------------------------------------------------- input
+
+    def _offer(self, i: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for piece, size in self._reader.slices(i, batch):
+            # 1. Make room, by purging first, and refuse what breaks a promise, before anything is accepted.
+            self._require_room_for_late(size)
+            self._quarantine.require_room(size)
+            if self._unpurged and self._is_memory_full(size):
+                yield from self._purge(None)
+            self.state.make_room(size)
+            kept, keys = self._kept_promises(i, piece)
+            self._arriving.resize(size)
+            # 2. Those that no later result can need are joined and dropped.
+            chunk, nulls = self._accept(i, kept)
+            dropped, chunk = self._divided(i, chunk)
+            yield from self._writer.unmatched(i, nulls)
+            if dropped is not None:
+                yield from self._join_and_drop(i, dropped)
+            # 3. The others are kept, and probe the other inputs' tuples in memory.
+            resident = self.state.insert(i, chunk, self._now) if len(chunk) else chunk
+            self._arriving.resize(0)
+            yield from self._probe(i, resident)
+            self.state.tidy(i, self._horizon())
+            # 4. What these tuples close is purged, now or later.
+            yield from self._close(i, chunk, self._promises.observe(i, keys))
+            if isinstance(self.spec.window, TupleWindow):
+                yield from self._advance_places(self.spec.window)
+
+    def _kept_promises(self, i: int, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Keys]:
+        """The slice without the rows that break a promise; and the keys of those that have one."""
+        rows = piece.select(range(1, piece.num_columns))
+        codes = piece.column(0)
+        valid = codes.is_valid().to_numpy(zero_copy_only=False)
+        keys = self.collection.readers[i].of_rows(codes.fill_null(0).to_numpy(zero_copy_only=False), rows)
+        verdict = self._promises.judge(i, keys, valid, rows)
+        if verdict.kinds:
+            if self.metadata.on_broken_promise == "error":
+                self._promises.refuse(i, keys, rows, verdict)
+            name = self.spec.names[i]
+            for kind, mask in verdict.kinds.items():
+                counted = self.metrics.broken_promises
+                counted[kind] = counted.get(kind, 0) + int(mask.sum())
+                if self.metadata.on_broken_promise == "quarantine":
+                    self._quarantine.put(name, rows.filter(pa.array(mask)), REASONS[kind])
+            self.metrics.tuples_in[name] += int(verdict.broken.sum())
+            keep = ~verdict.broken
+            piece = piece.filter(pa.array(keep))
+            keys, valid = keys.take(np.flatnonzero(keep)), valid[keep]
+        if not valid.all():
+            keys = keys.take(np.flatnonzero(valid))
+        return piece, keys
+
+    def _divided(self, i: int, chunk: Chunk) -> tuple[Chunk | None, Chunk]:
+        """A chunk of arrivals as what can be dropped once it has been joined, and what must be kept."""
+        if not len(chunk) or not self._purger.knows_something:
+            return None, chunk
+        drop = self._purger.droppable(i, self.collection.readers[i].of_chunk(chunk), is_arriving=True)
+        if self._unique[i] and drop.any():
+            # While tuples are held that only this one closes, it stays until they are purged together.
+            for j in range(len(self.spec.names)):
+                for other in (*self.state.memory[j], *self.state.direct[j]) if j != i else ():
+                    drop &= other.find(0, chunk.codes[0])[1] == 0
+        if not drop.any():
+            return None, chunk
+        if drop.all():
+            return chunk, self.state.part_of(chunk, ~drop)
+        return self.state.part_of(chunk, drop), self.state.part_of(chunk, ~drop)
+
+    def _join_and_drop(self, i: int, dropped: Chunk) -> Iterator[pa.RecordBatch]:
+        yield from self._probe(i, dropped)
+        if self.spec.preserved[i] and self.spec.gives_unmatched:
+            yield from self._writer.unmatched_of(i, dropped, np.ones(len(dropped), np.bool_))
+        self.metrics.dropped_on_arrival += len(dropped)
+        self.metrics.saved_bytes += dropped.nbytes
+
+    def _close(self, i: int, chunk: Chunk, closed: Keys | IntervalSet | None) -> Iterator[pa.RecordBatch]:
+        """Note the join values that arrivals closed: by the order they came in, and by being unique."""
+        codes, count = codes_and_count(closed)
+        if self._unique[i] and len(chunk):
+            matched = np.zeros(len(chunk), np.bool_)
+            for j in range(len(self.spec.names)):
+                for other in self.state.memory[j] if j != i else ():
+                    matched |= other.find(0, chunk.codes[0])[1] > 0
+            if matched.any():
+                count += int(matched.sum())
+                codes = None if codes is None else np.concatenate([codes, chunk.codes[0][matched]])
+        if self.collection.is_over_limit():
+            yield from self._forget()
+            return
+        self._account_promises()
+        if count:
+            yield from self._purge_or_wait(codes, count)
+
+    # ---------------------------------------------------------------- punctuations
+
+    def punctuate(self, name: str, *punctuations: Punctuation) -> Iterator[pa.RecordBatch]:
+        """Accept punctuations of an input: no later tuple of it matches them.
+
+        Gives rows of preserved inputs that can no longer match.
+
+        Parameters
+        ----------
+        name
+            The input that promises.
+        punctuations
+            What it will not send any more.
+
+        Raises
+        ------
+        PlanError, SchemaError
+            A column that the input does not have, or a value of another type; nothing has changed.
+        """
+        i = self._number(name)
+        bound = [BoundPunctuation.of(each, name, self.spec.schemas[name]) for each in punctuations]
+        return self._guarded(self._punctuate(i, bound))
+
+    def punctuate_rows(
+        self, name: str, rows: pa.RecordBatch, times: Int64Array | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Close the join value of each row: a punctuation by the join columns for each; NULLs close nothing.
+
+        Parameters
+        ----------
+        name
+            The input that promises.
+        rows
+            The input's join columns, at least; rows with the same values are one punctuation.
+        times
+            For punctuations that come as a stream of their own, their event times: each takes effect when the
+            watermark has passed it. None: they take effect now.
+        """
+        i = self._number(name)
+        columns = list(self.collection.readers[i].columns)
+        is_valid = np.ones(rows.num_rows, np.bool_)
+        for column in columns:
+            is_valid &= rows.column(column).is_valid().to_numpy(zero_copy_only=False)
+        values = rows.select(columns).filter(pa.array(is_valid))
+        if times is None:
+            return self._guarded(self._close_rows(i, values))
+        return self._guarded(self._defer_rows(i, values, times[is_valid]))
+
+    def _defer_rows(self, i: int, values: pa.RecordBatch, times: Int64Array) -> Iterator[pa.RecordBatch]:
+        self._deferred.add(i, values, times)
+        self.metrics.punctuations_forgotten += self._deferred.forget(self._promise_limit // 4)
+        yield from self._close_due()
+
+    def _close_due(self) -> Iterator[pa.RecordBatch]:
+        """Let deferred punctuations take effect whose time the watermark has passed."""
+        if self.watermark is not None:
+            for i, values in self._deferred.due(self.watermark):
+                yield from self._close_rows(i, values)
+        self._account_promises()
+
+    def _close_rows(self, i: int, values: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for start in range(0, values.num_rows, FEW_CODES):
+            keys = self.collection.readers[i].of_values(values.slice(start, FEW_CODES))
+            _, once = np.unique(keys.ids(), return_index=True)
+            keys = keys.take(np.sort(once))
+            self.metrics.punctuations_in += len(keys.codes)
+            self.collection.ranges[i].add_keys(keys)
+            yield from self._close_values(keys)
+
+    def _close_values(self, closed: Keys | IntervalSet | None) -> Iterator[pa.RecordBatch]:
+        if self.collection.is_over_limit():
+            yield from self._forget()
+            return
+        self._account_promises()
+        yield from self._purge_or_wait(*codes_and_count(closed))
+
+    def end_batch(self) -> Iterator[pa.RecordBatch]:
+        """Say that a micro-batch is over, of a join whose metadata is batchwise."""
+        return self._guarded(self._end_batch())
+
+    def _end_batch(self) -> Iterator[pa.RecordBatch]:
+        for closed in self._promises.end_batch():
+            yield from self._close_values(closed)
+
+    def _punctuate(self, i: int, punctuations: Sequence[BoundPunctuation]) -> Iterator[pa.RecordBatch]:
+        closed_codes: list[Int64Array] | None = []
+        closed_count = 0
+        self.metrics.punctuations_in += len(punctuations)
+        for bound in (part for each in punctuations for part in in_parts(each)):
+            codes, count = codes_and_count(self.collection.ranges[i].add(bound))
+            closed_count += count
+            if codes is None or closed_codes is None:
+                closed_codes = None
+            else:
+                closed_codes.append(codes)
+            if self.collection.is_over_limit():
+                yield from self._forget()
+                closed_codes, closed_count = [], 0
+        self._account_promises()
+        codes = None if closed_codes is None else np.concatenate([np.zeros(0, np.int64), *closed_codes])
+        yield from self._purge_or_wait(codes, closed_count)
+
+    def _account_promises(self) -> None:
+        self._promise_bytes.resize(self.collection.nbytes + self._promises.nbytes + self._deferred.nbytes)
+
+    def _forget(self) -> Iterator[pa.RecordBatch]:
+        """Use everything that is promised, then forget some of it."""
+        yield from self._purge(None)
+        self.metrics.punctuations_forgotten += self.collection.forget()
+        self._account_promises()
+
+    def take_punctuations(self) -> list[Punctuation]:
+        """The punctuations that became true of the output since the last call.
+
+        They hold for everything that is given out after the calls before this one.
+        """
+        found = [bound.unbound() for bound in self.collection.take_ready()]
+        self.metrics.punctuations_out += len(found)
+        self._account_promises()
+        return found
+
+    def take_closed_values(self) -> Iterator[pa.RecordBatch]:
+        """As `take_punctuations`, but as rows of the join columns; left out is what is no value of all of them."""
+        columns = self.collection.readers[0].columns
+        for bound in self.collection.take_ready():
+            self.metrics.punctuations_out += 1
+            values = values_of(bound, columns, self.spec.schemas[self.spec.names[0]], _MOST_VALUES)
+            if values is not None:
+                yield values
+        self._account_promises()
+
+    # ---------------------------------------------------------------- purging
+
+    def _purge_or_wait(self, codes: Int64Array | None, count: int) -> Iterator[pa.RecordBatch]:
+        self._unpurged += count
+        self._unpurged_on_disk += count
+        if self.metadata.purging_used == "immediate":
+            yield from self._purge(codes)
+        elif self._unpurged >= self._purged_together():
+            yield from self._purge(None)
+
+    def _purged_together(self) -> int:
+        if self.metadata.purge_count is not None:
+            return self.metadata.purge_count
+        return max(_FEWEST_PURGED, sum(map(len, (c for chunks in self.state.memory for c in chunks))) // 16)
+
+    def _is_memory_full(self, needed_bytes: int) -> bool:
+        return self.state.held_bytes + needed_bytes > self.metadata.purge_memory * self.state.limits.state
+
+    def _purge(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
+        """Purge what closed values allow; with codes, only what has these and the partitions that they are in."""
+        self._unpurged = 0
+        if self._purger.knows_something:
+            yield from self._purger.purge_memory(codes)
+            if any(domain.is_open for domain in self.state.domains):
+                yield from self._purger.purge_unread()
+                if self.metadata.purging_used == "immediate":
+                    yield from self._purge_disk(codes)
+        self._pass_on()
+
+    def _purge_disk(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
+        self._unpurged_on_disk = 0 if codes is None else self._unpurged_on_disk
+        numbers = np.arange(self.spec.partitions)
+        if codes is not None:
+            numbers = np.unique(partitions_of(codes, self.spec.partitions))
+        for number in numbers.tolist():
+            yield from self._purger.purge_domain(number)
+
+    def _pass_on(self) -> None:
+        if self.metadata.propagate:
+            self.collection.pass_on(self._held)
+        if not self.collection.is_over_limit():
+            self._account_promises()
+
+    def _held(self, i: int, codes: Int64Array | None) -> Iterator[Held | Unread]:
+        """What an input holds that may still be in a result."""
+        horizon = self._horizon()
+        reader = self.collection.readers[i]
+        for chunk in (*self.state.memory[i], *self.state.direct[i]):
+            expired = None if horizon is None else self.state.droppable(i, chunk, horizon)
+            if codes is not None and chunk.find(0, codes)[2] == 0:
+                continue
+            if expired is None:
+                yield Held(reader.of_chunk(chunk), chunk.rows)
+            else:
+                rows = np.flatnonzero(~expired)
+                yield Held(reader.of_chunk(chunk).take(rows), chunk.rows.take(pa.array(rows)))
+        for domain in self.state.domains:
+            for piece in domain.pieces[i]:
+                yield Unread(piece.partition, piece.min_code, piece.max_code)
+
+    # ---------------------------------------------------------------- time and end
+
+    def _step(self, idle: bool) -> Iterator[pa.RecordBatch]:
+        yield from super()._step(idle)
+        if idle and self.metadata.purge_when_idle and self._unpurged:
+            yield from self._purge(None)
+
+    def _expire(self, horizon: int) -> Iterator[pa.RecordBatch]:
+        yield from super()._expire(horizon)
+        yield from self._close_due()
+        self._pass_on()
+
+    def finish(self, name: str) -> None:
+        """Say that an input has ended: every join value of it is closed."""
+        super().finish(name)
+        self._purger.ended.add(self._number(name))
+        self._unpurged += 1
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        yield from super()._drain()
+        if self._unpurged:
+            yield from self._purge(None)
+        if self._unpurged_on_disk >= self._purged_together():
+            yield from self._purge_disk(None)
+        self._pass_on()
+
+    def take_quarantined(self) -> list[tuple[str, pa.RecordBatch]]:
+        """The tuples put aside since the last call, by input, each with the reason in `REASON_COLUMN`."""
+        return self._quarantine.take()
+
+    # ---------------------------------------------------------------- restart
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What state is about: a snapshot of anything else is refused."""
+        return {**super().fingerprint(), "metadata": self.metadata.fingerprint()}
+
+    def snapshot(self, have: frozenset[str] = frozenset()) -> Snapshot:
+        """The whole state between two calls; see `MJoin.snapshot`."""
+        snapshot = super().snapshot(have)
+        values, tables = self.collection.as_state()
+        tables |= self._deferred.tables()
+        quarantined, put_aside = self._quarantine.as_state()
+        tables |= put_aside
+        promised = {
+            "collection": values,
+            "promises": self._promises.as_state(),
+            "unpurged": self._unpurged,
+            "unpurged_on_disk": self._unpurged_on_disk,
+            "quarantined": quarantined,
+            # A runtime does not store empty tables.
+            "tables": [name for name, table in tables.items() if table.num_rows],
+        }
+        return replace(snapshot, tables={**snapshot.tables, **tables}, values={**snapshot.values, "metadata": promised})
+
+    def restore(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
+        """Continue from a snapshot of an operator with the same spec; see `MJoin.restore`."""
+        super().restore(snapshot, fetch)
+        promised: Mapping[str, Any] = snapshot.values["metadata"]
+        tables = {
+            name: snapshot.tables[name] if name in snapshot.tables or fetch is None else fetch(name)
+            for name in promised["tables"]
+        }
+        self.collection.restore(promised["collection"], tables)
+        self._deferred.restore(tables)
+        self._promises.restore(promised["promises"])
+        self._unpurged, self._unpurged_on_disk = promised["unpurged"], promised["unpurged_on_disk"]
+        self._purger.ended = {self._number(name) for name in self.ended}
+        self._quarantine.restore(promised["quarantined"], tables)
+        self._account_promises()
+
+
+class _PurgingStages(DiskStages):
+    """Disk stages that purge a domain when it was just read and joined."""
+
+    purger: Purger
+
+    def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
+        """As `DiskStages.join_completely`, and then purge the domain."""
+        yield from super().join_completely(number)
+        if self.purger.knows_something:
+            yield from self.purger.purge_domain(number)

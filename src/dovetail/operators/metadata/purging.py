@@ -1,0 +1,331 @@
+"""Which tuples no later result can need, and taking them out: in memory, and on disk.
+
+For n inputs, a tuple of input i can go if one of these is so of its join value:
+
+1. it is closed in every other input (punctuated, or unique there and held, or the input has ended), and all results of
+   what has arrived are out;
+2. some other input is punctuated for it, or has ended, and holds no match for it, disk included: it is in no result,
+   whatever the others send.
+
+For a one-to-many join of two inputs these are the rules of the paper's 1-NP algorithm. All verdicts of a pass are made
+before the first tuple goes, because a unique tuple that is held is what closes its value.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dovetail.kernels.bucket_index import expand_piece, find_in_buckets, partitions_of
+from dovetail.operators.metadata.collection import PunctuationCollection
+from dovetail.operators.metadata.keys import Keys
+from dovetail.operators.metadata.metrics import MetadataMetrics
+from dovetail.operators.mjoin.chunk import Chunk, get_bits
+from dovetail.operators.mjoin.results import ResultWriter
+from dovetail.operators.mjoin.spill import Piece, tuples_of
+from dovetail.operators.mjoin.state import JoinState
+
+__all__ = ["Purger"]
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+
+class _Found(NamedTuple):
+    """Rows of a chunk or piece that can go."""
+
+    i: int
+    item: Chunk | Piece
+    mask: BoolArray
+
+
+class Purger:
+    """Decides and purges; the operator says when."""
+
+    def __init__(
+        self,
+        state: JoinState,
+        collection: PunctuationCollection,
+        unique: Sequence[bool],
+        writer: ResultWriter,
+        metrics: MetadataMetrics,
+    ) -> None:
+        self._state = state
+        self._spec = state.spec
+        self._collection = collection
+        self._unique = list(unique)
+        self._writer = writer
+        self._metrics = metrics
+        self.ended: set[int] = set()
+
+    @property
+    def knows_something(self) -> bool:
+        """Whether any tuple could be droppable at all."""
+        return bool(self.ended) or any(self._unique) or not self._collection.is_empty
+
+    # ---------------------------------------------------------------- verdicts
+
+    def droppable(self, i: int, keys: Keys, is_arriving: bool = False, reads_disk: bool = False) -> BoolArray:
+        """Which tuples of input i with these keys can go.
+
+        Parameters
+        ----------
+        i, keys
+            The input, and its tuples' keys.
+        is_arriving
+            Whether they have met only what is in memory; otherwise, whatever arrived before the last complete join.
+        reads_disk
+            Whether codes on disk may be looked up, where an input has some.
+        """
+        partitions = partitions_of(keys.codes, self._spec.partitions)
+        closed: BoolArray = np.ones(len(keys.codes), np.bool_)
+        hopeless: BoolArray = np.zeros(len(keys.codes), np.bool_)
+        others = [j for j in range(len(self._spec.names)) if j != i]
+        for j in others:
+            promised = np.full(len(closed), True) if j in self.ended else self._collection.ranges[j].contains(keys)
+            if self._unique[j] and not promised.all():
+                closed &= promised | self.holds(j, keys, reads_disk)
+            else:
+                closed &= promised
+            if promised.any():
+                held = self._holds_code(j, keys.codes) | self.on_disk(j)[partitions]
+                hopeless |= promised & ~held
+        settled = ~np.logical_or.reduce([self.on_disk(j) for j in others])
+        if not is_arriving:
+            settled = settled | self._state.is_settled()
+        verdict: BoolArray = hopeless | (closed & settled[partitions])
+        return verdict
+
+    def on_disk(self, j: int) -> BoolArray:
+        """For each partition, whether an input has tuples of it on disk, or on their way there."""
+        flags: BoolArray = np.array([bool(domain.pieces[j]) for domain in self._state.domains], np.bool_)
+        if self._state.is_coordinated:
+            flags |= self._state.spilled
+        return flags
+
+    def _holds_code(self, j: int, codes: Int64Array) -> BoolArray:
+        found: BoolArray = np.zeros(len(codes), np.bool_)
+        for chunk in (*self._state.memory[j], *self._state.direct[j]):
+            found |= chunk.find(0, codes)[1] > 0
+        return found
+
+    def holds(self, j: int, keys: Keys, reads_disk: bool = False) -> BoolArray:
+        """Which keys an input holds, in memory and, if asked to look, on disk."""
+        found: BoolArray = np.zeros(len(keys.codes), np.bool_)
+        for chunk in (*self._state.memory[j], *self._state.direct[j]):
+            first, count, total = chunk.find(0, keys.codes)
+            found |= self._same(j, keys, first, count, total, chunk.rows)
+        if reads_disk:
+            partitions = partitions_of(keys.codes, self._spec.partitions)
+            for number in np.unique(partitions).tolist():
+                for piece in self._state.domains[number].pieces[j]:
+                    rows = np.flatnonzero((partitions == number) & ~found)
+                    found[rows] = self._in_piece(j, keys.take(rows), piece)
+            self._state.store.release()
+        return found
+
+    def _in_piece(self, j: int, keys: Keys, piece: Piece) -> BoolArray:
+        """Which keys a piece has: rows lie in the order of their hash, so a binary search reads little of it."""
+        if not len(keys.codes):
+            return np.zeros(0, np.bool_)
+        tuples = tuples_of(self._spec, j, self._state.store.mapped(piece))
+        bounds = np.array([0, piece.rows], np.int32)
+        first, count, total = find_in_buckets(bounds, tuples.codes[0], keys.codes)
+        return self._same(j, keys, first, count, total, tuples.rows)
+
+    def _same(
+        self,
+        j: int,
+        keys: Keys,
+        first: npt.NDArray[np.int32],
+        count: npt.NDArray[np.int32],
+        total: int,
+        rows: pa.RecordBatch,
+    ) -> BoolArray:
+        if not keys.columns or total == 0:
+            return count > 0
+        found: BoolArray = np.zeros(len(keys.codes), np.bool_)
+        theirs = self._collection.readers[j].of_rows(np.zeros(0, np.int64), rows)
+        state = (0, 0, total)
+        while state[2]:
+            queries, places, state = expand_piece(first, count, state, 65_536)
+            same = keys.equal(queries.astype(np.int64), theirs, places.astype(np.int64))
+            found[queries[same]] = True
+        return found
+
+    # ---------------------------------------------------------------- memory
+
+    def purge_memory(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
+        """Take out of memory what can go; with codes, only tuples that have one of these are looked at."""
+        self._metrics.purges += 1
+        self._metrics.purges_by_index += codes is not None
+        found = []
+        for i, chunks in enumerate(self._state.memory):
+            for chunk in chunks:
+                mask = self._droppable_rows(i, chunk, codes)
+                if mask is not None:
+                    found.append(_Found(i, chunk, mask))
+        yield from self._take_out(found)
+
+    def _droppable_rows(self, i: int, chunk: Chunk, codes: Int64Array | None) -> BoolArray | None:
+        keys = self._collection.readers[i].of_chunk(chunk)
+        if codes is None:
+            mask = self.droppable(i, keys)
+            return mask if mask.any() else None
+        first, count, total = chunk.find(0, codes)
+        if total == 0:
+            return None
+        _, places, _ = expand_piece(first, count, (0, 0, total), total)
+        rows = np.unique(chunk.rows_at(0, places))
+        rows = rows[self.droppable(i, keys.take(rows))]
+        if not rows.size:
+            return None
+        mask = np.zeros(len(chunk), np.bool_)
+        mask[rows] = True
+        return mask
+
+    def _take_out(self, found: Sequence[_Found]) -> Iterator[pa.RecordBatch]:
+        """Give out what leaves without a match, then drop the rows from chunks in memory."""
+        if not found:
+            return
+        self._remember_unique(found)
+        for i, chunk, mask in found:
+            assert isinstance(chunk, Chunk)
+            yield from self._unmatched(i, chunk, mask)
+            count = int(mask.sum())
+            self._metrics.closed_rows += count
+            self._metrics.saved_bytes += chunk.nbytes * count // max(1, len(chunk))
+            # One copy at a time: the chunk that it is made from goes before the next is made.
+            self._state.work.resize(min(chunk.nbytes, self._state.limits.work))
+            self._replace(i, chunk, None if count == len(chunk) else self._state.part_of(chunk, ~mask))
+            self._state.work.resize(0)
+        self._state.account()
+
+    def _replace(self, i: int, chunk: Chunk, part: Chunk | None) -> None:
+        for side in (self._state.memory, self._state.direct):
+            side[i] = [
+                replaced for held in side[i] if (replaced := part if held.serial == chunk.serial else held) is not None
+            ]
+
+    def _remember_unique(self, found: Sequence[_Found]) -> None:
+        """Close the values of unique tuples that go while others have tuples on disk: they are what closed them."""
+        for i, item, mask in found:
+            if not self._unique[i] or isinstance(item, Piece):
+                continue
+            keys = self._collection.readers[i].of_chunk(item).take(np.flatnonzero(mask))
+            others = [self.on_disk(j) for j in range(len(self._spec.names)) if j != i]
+            there = np.logical_or.reduce(others)[partitions_of(keys.codes, self._spec.partitions)]
+            if there.any():
+                self._collection.ranges[i].add_keys(keys.take(np.flatnonzero(there)))
+
+    def _unmatched(self, i: int, chunk: Chunk, mask: BoolArray) -> Iterator[pa.RecordBatch]:
+        if self._spec.preserved[i] and self._spec.gives_unmatched:
+            yield from self._writer.unmatched_of(i, chunk, mask)
+
+    # ---------------------------------------------------------------- disk
+
+    def purge_unread(self) -> Iterator[pa.RecordBatch]:
+        """Drop pieces on disk of which every join value is closed, without reading them."""
+        for number, domain in enumerate(self._state.domains):
+            if domain.pending or not any(domain.pieces):
+                continue
+            for i, pieces in enumerate(domain.pieces):
+                gone = [piece for piece in pieces if self._is_covered(i, number, piece)]
+                for piece in gone:
+                    if self._has_unmatched(i, piece):
+                        chunk = self._state.store.load(i, piece)
+                        yield from self._unmatched(i, chunk, np.ones(len(chunk), np.bool_))
+                        self._state.store.release()
+                    else:
+                        self._metrics.unread_pieces += 1
+                    self._drop(piece)
+                if gone:
+                    serials = {piece.serial for piece in gone}
+                    domain.pieces[i] = [piece for piece in pieces if piece.serial not in serials]
+        self._state.close_empty_domains()
+
+    def _is_covered(self, i: int, number: int, piece: Piece) -> bool:
+        others = [j for j in range(len(self._spec.names)) if j != i]
+        promised = [
+            j for j in others if j in self.ended or self._collection.ranges[j].covers(piece.min_code, piece.max_code)
+        ]
+        if len(promised) == len(others):
+            return True
+        return any(not self.on_disk(j)[number] and not self._in_partition(j, number) for j in promised)
+
+    def _in_partition(self, j: int, number: int) -> bool:
+        for chunk in self._state.memory[j]:
+            offsets = chunk.partition_offsets(self._spec.partitions)
+            if offsets[number] < offsets[number + 1]:
+                return True
+        return False
+
+    def _has_unmatched(self, i: int, piece: Piece) -> bool:
+        if not (self._spec.preserved[i] and self._spec.gives_unmatched) or piece.done is None:
+            return False
+        return not get_bits(piece.done, None, piece.rows).all()
+
+    def _drop(self, piece: Piece) -> None:
+        self._metrics.closed_rows += piece.rows
+        self._metrics.saved_bytes += piece.bytes
+        self._state.drop_piece(piece)
+
+    def purge_domain(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Purge a domain whose results are all out, on disk and on its way there, reading the codes of its pieces.
+
+        A piece is written again without what can go where that is at least half of it.
+        """
+        state, domain = self._state, self._state.domains[number]
+        if domain.pending or not domain.is_open:
+            return
+        on_disk, resident = [], []
+        for i in range(len(self._spec.names)):
+            reader = self._collection.readers[i]
+            for piece in domain.pieces[i]:
+                tuples = tuples_of(self._spec, i, state.store.mapped(piece))
+                mask = self.droppable(i, reader.of_rows(tuples.codes[0], tuples.rows), reads_disk=True)
+                if 2 * int(mask.sum()) >= piece.rows:
+                    on_disk.append(_Found(i, piece, mask))
+            for chunk in (*state.memory[i], *state.direct[i]):
+                offsets = chunk.partition_offsets(self._spec.partitions)
+                rows = np.arange(offsets[number], offsets[number + 1])
+                rows = rows[self.droppable(i, reader.of_chunk(chunk).take(rows), reads_disk=True)]
+                if rows.size:
+                    mask = np.zeros(len(chunk), np.bool_)
+                    mask[rows] = True
+                    resident.append(_Found(i, chunk, mask))
+        state.store.release()
+        self._count_direct(-1)
+        yield from self._take_out(resident)
+        self._count_direct(1)
+        for i, stored, mask in on_disk:
+            assert isinstance(stored, Piece)
+            yield from self._rewrite(i, number, stored, mask)
+        state.close_empty_domains()
+
+    def _count_direct(self, sign: int) -> None:
+        for chunks in self._state.direct:
+            for chunk in chunks:
+                self._state.count_direct(chunk, sign)
+
+    def _rewrite(self, i: int, number: int, piece: Piece, mask: BoolArray) -> Iterator[pa.RecordBatch]:
+        state, domain = self._state, self._state.domains[number]
+        state.work.resize(state.limits.work // 2)
+        chunk = state.store.load(i, piece)
+        state.store.release()
+        yield from self._unmatched(i, chunk, mask)
+        if self._unique[i]:
+            gone = self._collection.readers[i].of_chunk(chunk).take(np.flatnonzero(mask))
+            self._collection.ranges[i].add_keys(gone)
+        part = None if mask.all() else state.part_of(chunk, ~mask)
+        state.work.resize(0)
+        kept_rows = 0 if part is None else len(part)
+        if part is not None:
+            # Written before the piece goes, so that a full disk changes nothing.
+            state.file_pieces(i, state.write(i, [part], piece.departure))
+        domain.pieces[i] = [held for held in domain.pieces[i] if held is not piece]
+        self._metrics.closed_rows += piece.rows - kept_rows
+        self._metrics.saved_bytes += piece.bytes * (piece.rows - kept_rows) // piece.rows
+        state.drop_piece(piece)

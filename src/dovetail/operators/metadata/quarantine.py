@@ -1,0 +1,55 @@
+"""Rows that broke a promise and were put aside, until somebody fetches them."""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from dovetail.errors import BudgetError
+from dovetail.memory import Reservation
+
+__all__ = ["REASON_COLUMN", "Quarantine"]
+
+REASON_COLUMN = "__reason"
+"""The column that says of a quarantined row why it was not joined."""
+
+
+class Quarantine:
+    """Rows of all inputs with the reason why they are here, within a part of the budget."""
+
+    def __init__(self, reservation: Reservation, limit_bytes: int) -> None:
+        self._reservation = reservation
+        self._limit_bytes = limit_bytes
+        self._held: list[tuple[str, pa.RecordBatch]] = []
+
+    def require_room(self, size: int) -> None:
+        """Refuse, while rows wait, what might not fit besides them."""
+        if self._held and self._reservation.held_bytes + 2 * size > self._limit_bytes:
+            raise BudgetError(
+                f"{self._reservation.held_bytes} bytes of quarantined tuples wait to be fetched.",
+                hint="Call take_quarantined after each offer.",
+            )
+
+    def put(self, name: str, rows: pa.RecordBatch, reason: str) -> None:
+        """Put rows of an input aside."""
+        reasons = pa.array([reason] * rows.num_rows, pa.string())
+        batch = rows.append_column(REASON_COLUMN, reasons)
+        self._reservation.grow(int(batch.get_total_buffer_size()))
+        self._held.append((name, batch))
+
+    def take(self) -> list[tuple[str, pa.RecordBatch]]:
+        """All of them, by input; they are not held any more."""
+        held, self._held = self._held, []
+        self._reservation.resize(0)
+        return held
+
+    def as_state(self) -> tuple[list[str], dict[str, pa.Table]]:
+        """The inputs that the rows are of, and the rows."""
+        tables = {f"quarantined-{n}": pa.Table.from_batches([batch]) for n, (_, batch) in enumerate(self._held)}
+        return [name for name, _ in self._held], tables
+
+    def restore(self, names: Sequence[str], tables: Mapping[str, pa.Table]) -> None:
+        """Take over what `as_state` gave."""
+        self._held = [
+            (name, tables[f"quarantined-{n}"].combine_chunks().to_batches()[0]) for n, name in enumerate(names)
+        ]
+        self._reservation.resize(sum(int(batch.get_total_buffer_size()) for _, batch in self._held))

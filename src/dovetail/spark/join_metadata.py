@@ -1,0 +1,172 @@
+"""What `multi_join` is told about its inputs: promises, and where punctuations come from.
+
+A punctuation in the data takes effect after the data of its micro-batch, since a shuffle keeps no order within it. One
+from a second stream carries an event time and takes effect once the watermark has passed it. Both name the join columns
+and go to the shard of their value, as rows of their input do: the source of punctuations is part of the input's own
+rows, marked by a hidden column. What a callable gives is written into the micro-batch's intent and goes to all shards.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from dovetail.errors import PlanError
+from dovetail.operators.metadata import Metadata, Order, Punctuation
+from dovetail.operators.metadata.punctuation import BoundPunctuation, Marked
+from dovetail.operators.mjoin import MJoinSpec, TimeWindow
+from dovetail.spark.codes import quoted
+from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.steps import BatchClock
+
+__all__ = ["JoinMetadata", "PunctuationSource", "mark_column"]
+
+PunctuationSource: TypeAlias = str | Column | Marked | DataFrame | Callable[[BatchClock], Iterable[Punctuation]]
+"""A condition on rows of the input; a stream of punctuations; or a function that gives some for every micro-batch."""
+
+ENDS, IS_DATA_TOO = 1, 2
+"""What a mark says: the row ends its join value; it does, and is a row of the input as well. NULL: it is only a row."""
+
+
+def mark_column(name: str) -> str:
+    """The hidden column that says of an input's rows whether they end their join value."""
+    return f"~ends {name}"
+
+
+@dataclass(frozen=True)
+class JoinMetadata:
+    """Promises of a join's inputs, checked.
+
+    Attributes
+    ----------
+    metadata
+        For the operator.
+    marked
+        Inputs whose rows are marked; those in `timed` take effect when the watermark has passed their event time.
+    timed
+        Inputs that have a stream of punctuations.
+    callables
+        Functions that give punctuations, by input.
+    notices
+        The column of the result that says what a row is; None: neither punctuations nor quarantined rows come out.
+    described
+        What state depends on.
+    """
+
+    metadata: Metadata
+    marked: frozenset[str] = frozenset()
+    timed: frozenset[str] = frozenset()
+    callables: Mapping[str, Callable[[BatchClock], Iterable[Punctuation]]] = field(default_factory=dict)
+    notices: str | None = None
+    described: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Mapping[str, DataFrame],
+        keys: Collection[str] | None,
+        punctuations: Mapping[str, PunctuationSource] | None,
+        clustered: Collection[str] | None,
+        ordered: Mapping[str, Order | str] | None,
+        on_broken_promise: Any,
+        notices: str | None,
+    ) -> "JoinMetadata | None":
+        """Check what was asked for; None where nothing was."""
+        if keys is None and punctuations is None and clustered is None and ordered is None:
+            if notices is not None:
+                raise PlanError("notices= tells of punctuations and broken promises, and nothing is promised.")
+            return None
+        if on_broken_promise == "quarantine" and notices is None:
+            raise PlanError(
+                'on_broken_promise="quarantine" needs a column that says why a row was not joined.',
+                hint='Pass notices="notice", for instance.',
+            )
+        if notices is not None and any(notices in df.columns for df in inputs.values()):
+            raise PlanError(f"notices={notices!r} is the name of an input's column.", hint="Choose another name.")
+        sources = dict(punctuations or {})
+        for name, source in sources.items():
+            if name not in inputs:
+                raise PlanError(f"punctuations= names {name!r}; the inputs are {', '.join(inputs)}.")
+            if not isinstance(source, str | Column | Marked | DataFrame) and not callable(source):
+                raise PlanError(
+                    f"punctuations= for {name!r} is {source!r}.",
+                    hint="Give a condition, a streaming DataFrame, or a function.",
+                )
+        metadata = Metadata(
+            keys=keys or (),
+            clustered=clustered or (),
+            ordered=ordered or {},
+            on_broken_promise=on_broken_promise,
+            propagate=notices is not None,
+            is_batchwise=True,
+        )
+        streams = {name for name, source in sources.items() if isinstance(source, DataFrame)}
+        functions = {
+            name: source
+            for name, source in sources.items()
+            if not isinstance(source, str | Column | Marked | DataFrame)
+        }
+        described = {
+            name: "stream" if name in streams else "callable" if name in functions else str(source)
+            for name, source in sources.items()
+        }
+        return cls(
+            metadata,
+            frozenset(set(sources) - set(functions)),
+            frozenset(streams),
+            functions,
+            notices,
+            {**metadata.fingerprint(), "punctuations": described, "notices": notices},
+        )
+
+    def marked_inputs(
+        self, inputs: Mapping[str, DataFrame], punctuations: Mapping[str, PunctuationSource] | None, spec: MJoinSpec
+    ) -> dict[str, DataFrame]:
+        """The inputs with their hidden columns, and with the punctuations that come as streams among their rows."""
+        found = dict(inputs)
+        for name in self.marked:
+            source = (punctuations or {})[name]
+            df, mark = inputs[name], mark_column(name)
+            if isinstance(source, DataFrame):
+                found[name] = self._with_stream(name, df, source, spec)
+                continue
+            marked = source if isinstance(source, Marked) else Marked(source)
+            condition = F.expr(marked.where) if isinstance(marked.where, str) else marked.where
+            kind = IS_DATA_TOO if marked.is_data else ENDS
+            found[name] = df.withColumn(mark, F.when(condition, F.lit(kind)).cast("byte"))
+            require_deterministic(found[name], f"the condition that ends a value of {name!r}")
+        return found
+
+    def _with_stream(self, name: str, df: DataFrame, source: DataFrame, spec: MJoinSpec) -> DataFrame:
+        if not source.isStreaming:
+            raise PlanError(f"punctuations= for {name!r} is not a streaming DataFrame.")
+        if not isinstance(spec.window, TimeWindow):
+            raise PlanError(
+                f"punctuations= for {name!r}: a stream of punctuations takes effect by event time, and there is none.",
+                hint="Pass window= and time=.",
+            )
+        needed = [*spec.attributes[0].columns[name], spec.window.columns_of(name)[0]]
+        missing = [column for column in needed if column not in source.columns]
+        if missing:
+            raise PlanError(
+                f"The stream of punctuations of {name!r} has no column {missing[0]!r}.",
+                hint=f"It needs {', '.join(needed)}.",
+            )
+        values = [
+            F.col(quoted(f.name)).cast(f.dataType).alias(f.name)
+            if f.name in needed
+            else F.lit(None).cast(f.dataType).alias(f.name)
+            for f in df.schema
+        ]
+        mark = mark_column(name)
+        rows = df.withColumn(mark, F.lit(None).cast("byte"))
+        return rows.union(source.select(*values, F.lit(ENDS).cast("byte").alias(mark)))
+
+    def given(self, spec: MJoinSpec, clock: BatchClock) -> dict[str, list[dict[str, Any]]]:
+        """What the functions give for a micro-batch, ready for its intent."""
+        return {
+            name: [BoundPunctuation.of(each, name, spec.schemas[name]).as_dict() for each in function(clock)]
+            for name, function in self.callables.items()
+        }

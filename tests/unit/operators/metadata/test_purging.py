@@ -1,0 +1,202 @@
+"""What is held after a promise: nothing of a closed join value, by rows and by bytes, in memory and on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dovetail.operators.metadata import Metadata, Punctuation
+from dovetail.operators.mjoin import TimeWindow
+from dovetail.testing.snapshots import through_storage
+
+AT_ONCE = Metadata(goal="memory")
+
+
+@pytest.mark.parametrize("keys", ["integer", "text"])
+def test_closing_punctuations_leave_nothing_of_a_key_by_rows_and_bytes(script: Any, keys: str) -> None:
+    key = (lambda k: f"k{k}") if keys == "text" else (lambda k: k)
+    join, other = script("ab", AT_ONCE, keys=keys), script("ab", AT_ONCE, keys=keys)
+    for name in "ab":
+        join.offer(name, (key(1), "x" * 50), (key(2), "y"), (key(1), "x" * 70))
+        # What is left must be what a join holds that never saw the key.
+        other.offer(name, (key(2), "y"))
+    join.promise("a", key(1))
+    assert join.held() == (3, 1)
+    join.promise("b", key(1))
+    assert join.held() == (1, 1)
+    assert join.state_bytes() == other.state_bytes()
+    assert join.join.metrics.closed_rows == 4
+    join.promise("a", key(2))
+    join.promise("b", key(2))
+    assert (join.held(), join.state_bytes()) == ((0, 0), 0)
+
+
+def test_tuple_of_three_inputs_goes_when_all_others_are_closed_or_one_closed_one_has_no_match(script: Any) -> None:
+    join = script("abc", AT_ONCE)
+    for name in "abc":
+        join.offer(name, (1, f"{name}1"))
+    join.offer("a", (2, "a2"))
+    join.offer("b", (2, "b2"))
+    join.promise("b", 1)
+    assert join.held() == (2, 2, 1)
+    join.promise("c", 1)
+    # Of value 1, a's tuple is in no later result; those of b and c wait for further ones of a.
+    assert join.held() == (1, 2, 1)
+    join.promise("a", 1)
+    assert join.held() == (1, 1, 0)
+    # c will not send value 2 and holds none, so no tuple of it can be in a result.
+    join.promise("c", 2)
+    assert join.held() == (0, 0, 0)
+    assert join.offer("a", (2, "too late to matter")) == []
+    assert join.held() == (0, 0, 0)
+    assert join.join.metrics.dropped_on_arrival == 1
+
+
+def test_input_that_has_ended_is_closed_for_everything(script: Any) -> None:
+    join = script("ab", Metadata())
+    join.offer("a", (1, "a1"))
+    join.offer("b", (1, "b1"), (2, "b2"))
+    join.join.finish("b")
+    join.labels(join.join.step(idle=True))
+    assert join.held() == (0, 2)
+    assert join.offer("a", (2, "a2")) == [("a2", "b2")]
+    assert join.held() == (0, 2)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("left", [("a2", None)]), ("anti", [("a2",)]), ("semi", [])])
+def test_row_without_a_match_comes_out_when_its_value_is_closed(script: Any, how: str, expected: Any) -> None:
+    join = script("ab", AT_ONCE, how=how)
+    join.offer("a", (1, "a1"), (2, "a2"))
+    join.offer("b", (1, "b1"))
+    assert join.promise("b", 1) == []
+    assert join.promise("b", 2) == expected
+    assert join.held()[0] == 0
+    # One that arrives now comes out at once.
+    assert join.offer("a", (2, "a2")) == expected
+
+
+def test_punctuations_of_a_left_join_are_passed_on_by_its_driving_input_only(script: Any) -> None:
+    join = script("ab", AT_ONCE, how="left")
+    join.promise("b", 1)
+    assert join.passed_on() == []
+    assert join.offer("a", (1, "a1")) == [("a1", None)]
+    join.promise("a", 1)
+    assert join.passed_on() == ["k = 1"]
+    full = script("ab", AT_ONCE, how="full")
+    full.promise("a", 1, 2)
+    assert full.passed_on() == []
+    full.promise("b", 2, 3)
+    assert full.passed_on() == ["k = 2"]
+
+
+def test_window_frees_a_punctuation_that_waited_for_its_tuples(script: Any) -> None:
+    join = script("ab", AT_ONCE, time=True, window=TimeWindow(10, {"a": "ta", "b": "tb"}))
+    join.offer("a", (1, 100, "a1"))
+    join.promise("a", 1)
+    assert join.passed_on() == []
+    join.labels(join.join.advance(111))
+    assert join.passed_on() == ["k = 1"]
+
+
+def test_punctuation_of_its_own_stream_takes_effect_when_the_watermark_has_passed_it(script: Any) -> None:
+    window = TimeWindow(1000, {"a": "ta", "b": "tb"})
+    join = script("ab", AT_ONCE, time=True, window=window)
+    join.offer("a", (1, 100, "a1"), (2, 100, "a2"))
+    ends = pa.record_batch({"k": [1, 2, None]})
+    assert join.labels(join.join.punctuate_rows("b", ends, np.array([150, 250, 10]))) == []
+    # It came before the data that it speaks of.
+    assert join.offer("b", (1, 140, "b1")) == [("a1", "b1")]
+    join.labels(join.join.advance(150))
+    assert join.held() == (2, 1)
+    again = script("ab", AT_ONCE, time=True, window=window)
+    again.join.restore(through_storage(join.join.snapshot()))
+    again.labels(again.join.advance(151))
+    assert again.held() == (1, 1)
+    assert again.passed_on() == []
+    again.labels(again.join.advance(300))
+    assert again.held() == (0, 1)
+    assert again.passed_on() == ["k = 2"]
+
+
+@pytest.mark.parametrize("flushing", ["coordinated", "random"])
+def test_spilled_partition_goes_unread_where_the_punctuation_covers_it(
+    script: Any, tmp_path: Path, flushing: str
+) -> None:
+    join = script("ab", AT_ONCE, spill_directory=tmp_path, flushing=flushing)
+    for name in "ab":
+        join.offer(name, *[(k, f"{name}{k}") for k in range(40)])
+    join.join.flush("a", "b")
+    assert join.held() == (40, 40)
+    before = join.join.metrics.bytes_read
+    join.promise("b", Punctuation.between("k", None, 100))
+    assert join.held() == (0, 40)
+    join.promise("a", Punctuation.between("k", -5, 39))
+    assert join.held() == (0, 0)
+    assert join.join.metrics.unread_pieces > 0
+    assert join.join.metrics.bytes_read == before
+    assert list(tmp_path.iterdir()) == []
+    # The partitions are in memory again.
+    assert join.offer("a", (200, "a")) == []
+    assert join.offer("b", (200, "b")) == [("a", "b")]
+
+
+@pytest.mark.parametrize("flushing", ["coordinated", "random"])
+@pytest.mark.parametrize("keys", ["integer", "text"])
+def test_spilled_tuples_of_single_keys_go_and_their_files_with_them(
+    script: Any, tmp_path: Path, flushing: str, keys: str
+) -> None:
+    key = (lambda k: f"k{k}") if keys == "text" else (lambda k: k)
+    join = script("ab", AT_ONCE, spill_directory=tmp_path, flushing=flushing, keys=keys)
+    for name in "ab":
+        join.offer(name, *[(key(k), f"{name}{k}") for k in range(40)])
+    join.join.flush("a", "b")
+    for k in range(40):
+        join.promise("b", key(k))
+        join.promise("a", key(k))
+    assert join.held() == (0, 0)
+    assert (join.state_bytes(), list(tmp_path.iterdir())) == (0, [])
+    passed = {value for p in join.join.take_punctuations() for value in _values(p)}
+    assert passed == {key(k) for k in range(40)}
+
+
+def _values(punctuation: Punctuation) -> list[Any]:
+    [value] = punctuation.columns.values()
+    if isinstance(value, Punctuation.Range):
+        return list(range(value.low, value.high + 1))
+    return value if isinstance(value, list) else [value]
+
+
+def test_restart_keeps_promises_and_what_waits_to_be_passed_on(script: Any) -> None:
+    join = script("ab", Metadata(keys=["a"], purge_count=10))
+    join.offer("a", (1, "a1"), (2, "a2"))
+    join.offer("b", (3, "b3"))
+    join.promise("b", 1, 3, Punctuation({"b": "x"}))
+    again = script("ab", Metadata(keys=["a"], purge_count=10))
+    again.join.restore(through_storage(join.join.snapshot()))
+    assert again.join.purge_lag == 2
+    assert again.join.metrics.punctuations_in == 3
+    again.labels(again.join.step(idle=True))
+    assert again.held() == (1, 1)
+    assert sorted(again.passed_on()) == ["b = x", "k = 1"]
+    third = script("ab", Metadata(keys=["a"], purge_count=10))
+    third.join.restore(through_storage(again.join.snapshot()))
+    # Passed on before the restart, so not again; value 3 when its news has come.
+    assert third.passed_on() == []
+    assert third.offer("a", (3, "a3")) == [("a3", "b3")]
+    third.labels(third.join.step(idle=True))
+    assert third.passed_on() == ["k = 3"]
+
+
+def test_group_is_closed_once_whichever_inputs_promise_it(script: Any) -> None:
+    join = script("abc", AT_ONCE)
+    join.promise("a", 1)
+    join.promise("b", 1, 2)
+    join.promise("c", Punctuation.between("k", 1, 3))
+    assert join.passed_on() == ["k in [1, 3]"]
+    text = script("ab", AT_ONCE, keys="text")
+    text.promise("a", "x")
+    assert text.passed_on() == ["k = x"]
+    text.promise("b", "x", "y")
+    assert text.passed_on() == ["k = y"]
