@@ -210,10 +210,13 @@ class _Checker:
         columns = None if len(chain.inputs) > 1 else sources[chain.inputs[0]]
         for number in chain.steps:
             step, at = self.pipeline.steps[number], ("steps", number)
+            known = len(self.problems)
             if step.multi_join is not None:
                 columns = self._joined((*at, "multi_join"), step, sources)
-                continue
-            columns = self._after(at, step, columns, relations)
+            else:
+                columns = self._after(at, step, columns, relations)
+            if len(self.problems) > known:
+                columns = None  # what follows from a mistake is not another one
         return columns
 
     def _joined(self, at: Location, step: Step, sources: Mapping[str, KnownColumns]) -> KnownColumns:

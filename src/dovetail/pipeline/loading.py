@@ -99,6 +99,8 @@ def _problem(document: Document, detail: dict[str, Any]) -> Problem:
         return document.problem(location, str(detail["ctx"]["error"]))
     if kind in _WANTED:
         return document.problem(location, f"This must be {_WANTED[kind]}, not {_shown(detail['input'])}.")
+    if kind == "too_short":
+        return document.problem(location, "There must be at least one.", _what_it_is(location, document))
     message = str(detail["msg"]).removeprefix("Input should be ")
     return document.problem(location, f"This must be {message}." if message != detail["msg"] else f"{message}.")
 

@@ -209,6 +209,16 @@ class PostgresSink(Strict):
         description="Columns of a unique index: a row of an existing key replaces the old one. None: all are added.",
     )
 
+    order_by: str | None = Field(
+        None, description="With a key: of rows with the same key in a micro-batch, the greatest of these counts."
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> "PostgresSink":
+        if self.order_by is not None and self.key is None:
+            raise ValueError("order_by goes with key.")
+        return self
+
 
 class KafkaSink(Strict):
     """A Kafka topic; at least once, with headers by which a reader tells repetitions."""

@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T
 
 from dovetail.errors import PlanError
 from dovetail.memory import Budget
@@ -21,6 +22,7 @@ from dovetail.operators.spec import KeyNames
 from dovetail.spark.built_relations import relation_of
 from dovetail.spark.commit import CommitProtocol, Stage
 from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.diverting import Diversion
 from dovetail.spark.durations import parse_duration_ms
 from dovetail.spark.flow_query import FlowQuery
 from dovetail.spark.flow_step import EnrichStep, Refresh
@@ -29,6 +31,9 @@ from dovetail.spark.sinks.base import Sink, SinkContext
 from dovetail.spark.steps import Step
 from dovetail.state import FlowFingerprint, FlowStore
 from dovetail.state.store import FEWEST_COMMITS_KEPT
+
+if TYPE_CHECKING:
+    from dovetail.spark.explain_flow import FlowExplanation
 
 __all__ = ["Flow", "require_flow_name", "stream"]
 
@@ -142,6 +147,40 @@ class Flow:
         require_deterministic(result, "a transformation")
         return self._then(function)
 
+    def divert(
+        self, where: str, to: Sink, *, columns: Sequence[str] = ("*",), drop: str | Sequence[str] = ()
+    ) -> "Flow":
+        """Send rows to a sink of their own, before the flow's first operator: exactly once, as the others.
+
+        Parameters
+        ----------
+        where
+            SQL: the rows that leave. A row for which it is NULL stays.
+        to
+            Where they go.
+        columns
+            SQL expressions: what that sink gets of them.
+        drop
+            Columns that the flow goes on without.
+
+        Raises
+        ------
+        PlanError
+            If an operator stands before it, or the SQL has no meaning.
+        """
+        if any(isinstance(stage, Step) for stage in self._stages):
+            raise PlanError(
+                "divert stands before the first operator: after one, rows would be computed twice.",
+                hint="Move it to the front, or filter in the sink.",
+            )
+        if not isinstance(to, Sink):
+            raise PlanError(f"{to!r} is not a sink.", hint="Use one of dovetail.sinks, such as sinks.parquet(path).")
+        dropped = (drop,) if isinstance(drop, str) else tuple(drop)
+        diversion = Diversion(where, tuple(columns), dropped, to)
+        for rows in (diversion.leaving(self._here()), diversion.staying(self._here())):
+            require_deterministic(rows, "a diversion")
+        return self._then(diversion)
+
     def _then(self, stage: Stage) -> "Flow":
         return replace(self, _stages=(*self._stages, stage))
 
@@ -150,8 +189,34 @@ class Flow:
         spark = self._source.sparkSession
         rows = spark.createDataFrame([], self._source.schema)
         for stage in self._stages:
-            rows = spark.createDataFrame([], stage.output if isinstance(stage, Step) else stage(rows).schema)
+            rows = spark.createDataFrame([], self._after(stage, rows))
         return rows
+
+    @staticmethod
+    def _after(stage: Stage, rows: DataFrame) -> T.StructType:
+        if isinstance(stage, Step):
+            return stage.output
+        return (stage.staying(rows) if isinstance(stage, Diversion) else stage(rows)).schema
+
+    def _open_side_sinks(self, store: FlowStore) -> None:
+        rows, number = self._source.sparkSession.createDataFrame([], self._source.schema), 0
+        for stage in self._stages:
+            if isinstance(stage, Diversion):
+                place = store.staged_root / f"side-{number}"
+                place.mkdir(exist_ok=True)
+                stage.sink.open(SinkContext(rows.sparkSession, self.name, stage.leaving(rows).schema, place))
+                number += 1
+            rows = rows.sparkSession.createDataFrame([], self._after(stage, rows))
+
+    def budgets(self) -> dict[str, int]:
+        """The budget of each stateful operator that has one, in bytes, by the operator's name."""
+        return {stage.name: stage.plan.budget.total_bytes for stage in self._stages if isinstance(stage, EnrichStep)}
+
+    def explanation(self) -> "FlowExplanation":
+        """How it will be computed: see `dovetail.explain`."""
+        from dovetail.spark.explain_flow import explain_flow
+
+        return explain_flow(self.name, [stage for stage in self._stages if isinstance(stage, Step)])
 
     # ================================================================ running
 
@@ -193,6 +258,7 @@ class Flow:
         steps = [stage for stage in self._stages if isinstance(stage, Step)]
         store.open(FlowFingerprint(self.name, tuple(step.fingerprint() for step in steps)))
         sink.open(SinkContext(spark, self.name, self._here().schema, store.staged_root))
+        self._open_side_sinks(store)
         protocol = CommitProtocol(self._stages, store, sink, drains_always=ends_by_itself, keep_commits=keep_commits)
         query = FlowQuery(protocol, self.name)
         writer = (
