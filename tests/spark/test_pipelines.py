@@ -103,7 +103,8 @@ def test_malformed_row_is_an_error_that_is_over_when_the_file_is_right(command: 
     code, out, err = command("run", "p.yaml")
     assert (code, out) == (2, "")
     (told,) = [line for line in err.splitlines() if line.startswith("Error: ")]
-    assert "{broken" in told
+    assert "landing/a.json" in told
+    assert "Unexpected character" in told
     land(project, "a.json", '{"order_id": 1, "customer_id": 1}')
     assert command("run", "p.yaml")[0] == 0
     assert [row["order_id"] for row in published_rows(project / "out")] == [1]

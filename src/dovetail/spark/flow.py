@@ -29,6 +29,7 @@ from dovetail.spark.flow_step import EnrichStep, Refresh
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.sinks.base import Sink, SinkContext
 from dovetail.spark.steps import Step
+from dovetail.spark.warehouse_stages import WarehouseStages
 from dovetail.state import FlowFingerprint, FlowStore
 from dovetail.state.store import FEWEST_COMMITS_KEPT
 
@@ -68,7 +69,7 @@ def require_flow_name(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(WarehouseStages):
     """A dataflow that is described but does not run yet; made by `stream`, and every method gives a new one."""
 
     name: str
@@ -128,8 +129,7 @@ class Flow:
             strategy=strategy,
             objective=objective,
         )
-        number = 1 + sum(isinstance(stage, Step) for stage in self._stages)
-        return self._then(EnrichStep(f"{number}-enrich", plan, here, max_delay_ms, refresh))
+        return self._then(EnrichStep(self._step_name("enrich"), plan, here, max_delay_ms, refresh))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
         """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.
@@ -181,6 +181,9 @@ class Flow:
             require_deterministic(rows, "a diversion")
         return self._then(diversion)
 
+    def _step_name(self, kind: str) -> str:
+        return f"{1 + sum(isinstance(stage, Step) for stage in self._stages)}-{kind}"
+
     def _then(self, stage: Stage) -> "Flow":
         return replace(self, _stages=(*self._stages, stage))
 
@@ -210,7 +213,8 @@ class Flow:
 
     def budgets(self) -> dict[str, int]:
         """The budget of each stateful operator that has one, in bytes, by the operator's name."""
-        return {stage.name: stage.plan.budget.total_bytes for stage in self._stages if isinstance(stage, EnrichStep)}
+        steps = [stage for stage in self._stages if isinstance(stage, Step)]
+        return {step.name: step.budget_bytes for step in steps if step.budget_bytes is not None}
 
     def explanation(self) -> "FlowExplanation":
         """How it will be computed: see `dovetail.explain`."""
@@ -257,6 +261,8 @@ class Flow:
         store = FlowStore(checkpoint)
         steps = [stage for stage in self._stages if isinstance(stage, Step)]
         store.open(FlowFingerprint(self.name, tuple(step.fingerprint() for step in steps)))
+        for step in steps:
+            step.open(store)
         sink.open(SinkContext(spark, self.name, self._here().schema, store.staged_root))
         self._open_side_sinks(store)
         protocol = CommitProtocol(self._stages, store, sink, drains_always=ends_by_itself, keep_commits=keep_commits)

@@ -43,7 +43,7 @@ class EnrichStep(Step):
     ) -> None:
         self.name, self.plan = name, plan
         self.max_delay_ms, self.refresh = max_delay_ms, refresh
-        self.shards = plan.recipe.num_shards
+        self.shards, self.budget_bytes = plan.recipe.num_shards, plan.budget.total_bytes
         self.output, self.mapped_schema = plan.output, plan.mapped_schema
         self._input = stream.schema
         routed = self._placed(stream)

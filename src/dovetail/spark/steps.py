@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from dovetail.spark.shard_job import ShardTask
-from dovetail.state import ShardState
+from dovetail.state import FlowStore, ShardState
 
 __all__ = ["BatchClock", "Step", "StepRecord"]
 
@@ -68,6 +68,13 @@ class Step(ABC):
     output: T.StructType
     mapped_schema: T.StructType
     sort_by: list[str]
+
+    budget_bytes: int | None = None
+    """The most memory it takes, all shards together, where that is declared."""
+
+    def open(self, store: FlowStore) -> None:
+        """Get ready, or refuse; called once before a query starts, when the checkpoint is known to be the flow's."""
+        self.store = store
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
