@@ -157,7 +157,9 @@ class _Checker:
     def _relation(self, name: str) -> "tuple[KnownColumns, tuple[str, ...] | None]":
         """Columns and key of a relation, as far as they are known."""
         entry, at = self.pipeline.relations[name], ("relations", name)
-        owners = [step for step in self.pipeline.steps if name in _kept_by(step)]
+        owners = [step for step in self.pipeline.steps if step.kept_relation == name]
+        if len(owners) > 1:
+            self._wrong(at, "Two steps keep this relation, but it has one writer.", "Give each a relation of its own.")
         relation = self._opened((*at, "path"), entry.path, is_made=entry.build is not None or bool(owners))
         if relation is not None:
             return dict.fromkeys(relation.schema.names, ""), relation.key
@@ -255,6 +257,10 @@ class _Checker:
         """The columns after a step, from those before it."""
         if step.enrich is not None:
             return self._enriched((*at, "enrich"), step.enrich, columns, relations)
+        if step.wait_for is not None:
+            return self._enriched((*at, "wait_for"), step.wait_for, columns, relations)
+        if step.kept_relation is not None:
+            return self._kept((*at, step.kind), step, columns, relations)
         if columns is None:
             return None
         if step.columns is not None:
@@ -314,6 +320,36 @@ class _Checker:
                 "Rename the stream's before, or leave the relation's out with select:.",
             )
         return {**columns, **dict.fromkeys(added, "")}
+
+    def _kept(
+        self,
+        at: Location,
+        step: Step,
+        columns: KnownColumns,
+        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+    ) -> KnownColumns:
+        """After a step that keeps a relation."""
+        body: Any = step.body
+        if not self._known_relation(at, body.relation) or columns is None:
+            return None
+        on = [body.on] if isinstance(body.on, str) else list(body.on)
+        theirs = list(body.on.values()) if isinstance(body.on, dict) else on
+        self._has_columns((*at, "on"), on, columns)
+        for name in ("compare", "columns", "order_by"):
+            self._has_columns((*at, name), getattr(body, name, None) or [], columns)
+        key = relations[body.relation][1]
+        if key is not None and list(key) != theirs:
+            self._wrong(
+                (*at, "on"), f"The key of relation {body.relation!r} is {', '.join(key)}, not {', '.join(theirs)}."
+            )
+        if step.history is not None:
+            self._has_columns((*at, "time"), [step.history.time], columns)
+            attributes = body.columns or [name for name in columns if name not in on and name != body.time]
+            return dict.fromkeys([*theirs, *attributes, body.valid_from, body.valid_to], "")
+        added = body.mark if step.deduplicate is not None else body.column
+        if added in columns:
+            self._wrong(at, f"There is a column {added!r} already.", "Choose another name for the new one.")
+        return columns if added is None else {**columns, added: ""}
 
     def _selected(self, at: Location, expressions: list[str], columns: dict[str, str]) -> KnownColumns:
         left, missing = selected_names(expressions, columns)
@@ -390,11 +426,6 @@ class _Checker:
         elif hasattr(type(value), "model_fields"):
             for name, field in type(value).model_fields.items():
                 self._secrets(getattr(value, name), (*at, field.alias or name))
-
-
-def _kept_by(step: Step) -> list[str]:
-    """The relations that a step keeps itself, and makes if need be."""
-    return []
 
 
 def _schema_of_parquet(files: list[str]) -> KnownColumns:

@@ -12,11 +12,17 @@ __all__ = [
     "STEP_KINDS",
     "BudgetText",
     "Columns",
+    "DeduplicateModel",
+    "DetectChangesModel",
     "Duration",
     "EnrichModel",
+    "HistoryModel",
     "MultiJoinModel",
     "Step",
     "Strict",
+    "SurrogateKeyModel",
+    "UpsertModel",
+    "WaitForModel",
     "duration",
 ]
 
@@ -94,6 +100,70 @@ class MultiJoinModel(Strict):
     shards: int | None = Field(None, ge=1, description="Slices of the state; by default as many as tasks run at once.")
 
 
+class _Kept(Strict):
+    relation: str = Field(description="One of `relations`, which the flow keeps; made if there is none.")
+    on: str | list[str] | dict[str, str] = Field(description="The key: columns, or `{stream column: relation column}`.")
+    budget: BudgetText = Field("64MB", description="How large changes may grow before they go into a new version.")
+    shards: int | None = Field(None, ge=1, description="Slices of a new relation; as many as tasks run at once.")
+
+
+class SurrogateKeyModel(_Kept):
+    """Give every source key a warehouse key, the same for ever."""
+
+    column: str = Field(description="The column to add.")
+
+
+class DeduplicateModel(_Kept):
+    """Let only the first row of each key pass."""
+
+    order_by: Columns | None = Field(None, description="Which row of a key is first in a micro-batch.")
+    mark: str | None = Field(None, description="Keep duplicates, and mark them in a column of this name.")
+
+
+class DetectChangesModel(_Kept):
+    """Tell of each row whether its key is new or its columns have changed."""
+
+    compare: Columns | None = Field(None, description="The columns that count; all but the key.")
+    order_by: Columns | None = Field(None, description="The order of a key's rows in a micro-batch.")
+    column: str = Field("change", description="The column to add: `inserted`, `changed` or `unchanged`.")
+    emit: list[Literal["inserted", "changed", "unchanged"]] | None = Field(
+        None, min_length=1, description="Which of these to put out; all."
+    )
+
+
+class UpsertModel(_Kept):
+    """Keep the last row of each key: a dimension of type 1."""
+
+    columns: Columns | None = Field(None, description="The columns to keep besides the key; all others.")
+    order_by: Columns | None = Field(None, description="The order of a key's rows in a micro-batch.")
+    column: str = Field("change", description="The column to add: `inserted`, `changed` or `unchanged`.")
+    emit: list[Literal["inserted", "changed", "unchanged"]] | None = Field(
+        None, min_length=1, description="Which of these to put out; all."
+    )
+
+
+class HistoryModel(_Kept):
+    """Keep every version of each key's row: a dimension of type 2. The versions that change go on."""
+
+    time: str = Field(description="The column with the time of a change, a timestamp.")
+    columns: Columns | None = Field(None, description="The columns that make a version; all but key and time.")
+    valid_from: str = Field("valid_from", description="The column with the begin of a version.")
+    valid_to: str = Field("valid_to", description="The column with its end.")
+
+
+class WaitForModel(Strict):
+    """Join with a relation whose rows may come later than the tuples that need them."""
+
+    relation: str = Field(description="One of `relations`.")
+    on: str | list[str] | dict[str, str] | None = Field(
+        None, description="The key: names that both have, or `{stream column: relation column}`. The relation's key."
+    )
+    deadline: Duration = Field(description="How long a row waits at most.")
+    how: Literal["left", "inner"] = Field("left", description="Then: NULLs, or the row is dropped.")
+    columns: Columns | None = Field(None, alias="select", description="The relation's columns to add; all.")
+    condition: str | None = Field(None, description="Comparisons joined by AND.")
+
+
 class Step(Strict):
     """One step: exactly one of the kinds below."""
 
@@ -103,6 +173,12 @@ class Step(Strict):
     )
     enrich: EnrichModel | None = Field(None, description="Join with a relation.")
     multi_join: MultiJoinModel | None = Field(None, description="Join sources with each other.")
+    surrogate_key: SurrogateKeyModel | None = Field(None, description="Warehouse keys for source keys.")
+    deduplicate: DeduplicateModel | None = Field(None, description="Only the first row of each key.")
+    detect_changes: DetectChangesModel | None = Field(None, description="What is new, changed, unchanged.")
+    upsert: UpsertModel | None = Field(None, description="A dimension of type 1.")
+    history: HistoryModel | None = Field(None, description="A dimension of type 2.")
+    wait_for: WaitForModel | None = Field(None, description="Early facts: join, and wait for rows that come late.")
     columns: Columns | None = Field(
         None, alias="select", description="Keep these columns, or SQL expressions (`expression AS name`)."
     )
@@ -121,6 +197,11 @@ class Step(Strict):
             told = "no kind" if not given else f"two kinds: {' and '.join(given[:2])}"
             raise ValueError(f"A step is exactly one of {kinds}; this one has {told}.")
         return self
+
+    @property
+    def kept_relation(self) -> str | None:
+        """The relation that the step keeps itself, and makes if need be."""
+        return self.body.relation if isinstance(self.body, _Kept) else None
 
     @property
     def kind(self) -> str:

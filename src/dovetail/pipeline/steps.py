@@ -1,6 +1,6 @@
 """Each kind of step of a pipeline file as what it is in Python."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -29,6 +29,13 @@ def apply_step(flow: Flow, step: Step, relations: Mapping[str, Relation | str]) 
     if step.enrich is not None:
         options = step.enrich.model_dump(exclude={"relation", "columns"}, exclude_none=True)
         return flow.enrich(relations[step.enrich.relation], select=step.enrich.columns, **options)
+    if step.wait_for is not None:
+        options = step.wait_for.model_dump(exclude={"relation", "columns"}, exclude_none=True)
+        return flow.wait_for(relations[step.wait_for.relation], select=step.wait_for.columns, **options)
+    if step.kept_relation is not None:
+        stage: Callable[..., Flow] = getattr(flow, step.kind)
+        options = step.body.model_dump(exclude={"relation"}, exclude_none=True)
+        return stage(relation=relations[step.kept_relation], **options)
     return flow.transform(_Transformation(step))
 
 

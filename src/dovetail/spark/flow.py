@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
@@ -29,6 +29,7 @@ from dovetail.spark.flow_step import EnrichStep, Refresh
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.sinks.base import Sink, SinkContext
 from dovetail.spark.steps import Step
+from dovetail.spark.waiting_step import WaitingStep
 from dovetail.spark.warehouse_stages import WarehouseStages
 from dovetail.state import FlowFingerprint, FlowStore
 from dovetail.state.store import FEWEST_COMMITS_KEPT
@@ -130,6 +131,41 @@ class Flow(WarehouseStages):
             objective=objective,
         )
         return self._then(EnrichStep(self._step_name("enrich"), plan, here, max_delay_ms, refresh))
+
+    def wait_for(
+        self,
+        relation: Any,
+        *,
+        on: KeyNames | None = None,
+        deadline: str,
+        how: Literal["left", "inner"] = "left",
+        select: str | Sequence[str] | None = None,
+        condition: str | Condition | None = None,
+    ) -> "Flow":
+        """Join with a relation whose rows may come later than the tuples that need them: early facts.
+
+        A tuple that finds its row leaves at once. One that does not waits, and is tried again whenever the relation has
+        a new version; nothing else waits for it. Rows that wait stay in the checkpoint when the flow ends, also under
+        ``"available-now"``.
+
+        Parameters
+        ----------
+        relation, on, select, condition
+            As for `enrich`; each micro-batch takes the relation's newest version.
+        deadline
+            How long a tuple waits at most, such as ``"10 minutes"``, give or take one trigger.
+        how
+            What becomes of a tuple that has waited in vain: ``"left"``: NULLs; ``"inner"``: it is dropped.
+        """
+        if how not in ("left", "inner"):
+            raise PlanError(f"how={how!r} is not known.", hint="Use 'left' or 'inner'.")
+        deadline_ms = parse_duration_ms("deadline", deadline)
+        here = self._here()
+        opened = relation_of(here.sparkSession, relation, on, None)
+        plan = plan_join(here, opened, on=on, how="left", select=select, condition=condition)
+        if not plan.has_equality:
+            raise PlanError("wait_for joins on equal keys.", hint="Pass on=.")
+        return self._then(WaitingStep(self._step_name("wait_for"), plan, here, deadline_ms, how == "left"))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
         """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.
