@@ -19,6 +19,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql import SparkSession
 
 from dovetail.faultpoints import FAULT_POINT_VARIABLE
 
@@ -115,6 +116,114 @@ def postgres() -> Iterator[Postgres]:
         server.stop("immediate")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def fetched(directory: Path, *arguments: str) -> list[str]:
+    """The jars of `connectors/pom.xml`, fetched once."""
+    marker = directory / ".complete"
+    if not marker.exists():
+        subprocess.run([PROJECT / "scripts" / "fetch-jars", directory, *arguments], check=True)
+        marker.touch()
+    return sorted(map(str, directory.glob("*.jar")))
+
+
+@pytest.fixture(scope="session")
+def connector_jars() -> list[str]:
+    """What Spark needs to read and write Kafka, and to read PostgreSQL."""
+    return fetched(PROJECT / "jars")
+
+
+@dataclass
+class Kafka:
+    """A broker that is its own controller."""
+
+    directory: Path
+    jars: list[str]
+    port: int = field(default_factory=free_port)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Format its directory, start it, and wait until it answers."""
+        controller = free_port()
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.servers}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": self.directory / "data",
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "num.partitions": 2,
+        }
+        properties = self.directory / "server.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        java = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(self.jars)]
+        formatting = [*java, "kafka.tools.StorageTool", "format", "-t", "dovetailtestclusterid0", "-c", str(properties)]
+        subprocess.run(formatting, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with open(self.directory / "log", "wb") as log:
+            self.process = subprocess.Popen(
+                [*java, "kafka.Kafka", str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        give_up_at = time.monotonic() + 180
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
+            assert time.monotonic() < give_up_at, "the broker does not answer"
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Kill it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """A running broker, gone at the end."""
+    jars = fetched(PROJECT / "jars" / "broker", "-Pbroker")
+    directory = Path(tempfile.mkdtemp(prefix="dovetail-kafka-"))
+    broker = Kafka(directory, jars)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, connector_jars: list[str]) -> Iterator[SparkSession]:
+    """The session of this suite, which has the connectors."""
+    scratch = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("dovetail-services")
+        .config("spark.jars", ",".join(connector_jars))
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch / "local"))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
 
 
 @dataclass

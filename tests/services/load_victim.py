@@ -1,6 +1,6 @@
 """A driver that loads a warehouse, to be killed: orders, enriched and given their keys, into PostgreSQL.
 
-``load_victim.py ROOT PORT`` reads ROOT/feed, or the topic that ROOT/topic names; the password is in ROOT/password.
+``load_victim.py ROOT PORT TABLE`` reads ROOT/feed, or the topic that ROOT/topic names; ROOT/password has the password.
 It ends with `DONE` when it has taken all there is, and with `FAILED` when the flow failed.
 """
 
@@ -36,7 +36,14 @@ def flow_on(spark: Any, root: Path) -> Any:
     if not (root / "customers").exists():
         dt.Relation.build(pa.Table.from_pylist(CITY_OF), root / "customers", on="customer", shards=2)
     schema = "n long, source string, order_id long, customer long"
-    source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(root / "feed"))
+    if (root / "topic").exists():
+        servers, topic = (root / "topic").read_text().split()
+        records = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+        records = records.option("subscribe", topic).option("startingOffsets", "earliest")
+        values = records.option("maxOffsetsPerTrigger", ROWS_PER_FILE).load().selectExpr("cast(value AS string) AS v")
+        source = values.selectExpr(f"from_json(v, '{schema}') AS row").select("row.*")
+    else:
+        source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(root / "feed"))
     return (
         dt.stream(source, "load")
         .enrich(root / "customers", on="customer", how="left", budget="4MB")
@@ -44,7 +51,7 @@ def flow_on(spark: Any, root: Path) -> Any:
     )
 
 
-def main(root: Path, port: int) -> int:
+def main(root: Path, port: int, table: str) -> int:
     """Run the flow until nothing is left to do."""
     from pyspark.sql import SparkSession
 
@@ -52,6 +59,7 @@ def main(root: Path, port: int) -> int:
 
     spark = (
         SparkSession.builder.master("local[2]")
+        .config("spark.jars", (root / "jars").read_text() if (root / "jars").exists() else "")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
@@ -62,7 +70,8 @@ def main(root: Path, port: int) -> int:
         .getOrCreate()
     )
     password = (root / "password").read_text()
-    sink = dt.sinks.postgres("orders", host="127.0.0.1", port=port, database="postgres", user="etl", password=password)
+    login = {"host": "127.0.0.1", "port": port, "database": "postgres", "user": "etl", "password": password}
+    sink = dt.sinks.postgres(table, **login)
     query = flow_on(spark, root).write(sink, checkpoint=root / "checkpoint", trigger="available-now", keep_commits=3)
     print("started", flush=True)
     while query.isActive:
@@ -73,4 +82,4 @@ def main(root: Path, port: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -24,6 +24,7 @@ __all__ = [
     "Sink",
     "Source",
     "TableFiles",
+    "Watermark",
 ]
 
 Options = dict[str, str | int | float | bool | Secret]
