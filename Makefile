@@ -92,6 +92,10 @@ bench-multiway: setup  ## three streams joined on Spark, against Spark's own cha
 bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of mapInArrow; table, JSON and plot
 	@$(RUN) python benchmarks/enrich.py $(ARGS)
 
+.PHONY: bench-warehouse
+bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
+	@$(RUN) python benchmarks/warehouse.py $(ARGS)
+
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches
 	@$(RUN) python benchmarks/enrich_soak.py $(ARGS)
