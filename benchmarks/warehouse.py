@@ -1,8 +1,8 @@
 """Surrogate keys against the plain join, in one run: tuples per second of two flows over streams of the same size.
 
-Axes: tuples per micro-batch (--tuples), part of them whose source key was never seen (--unseen), rows that the relation has
-to begin with (--rows). Both flows read Parquet files, one per micro-batch, and write nowhere. The figure is the median over
-micro-batches of tuples divided by the time from one commit to the next, the first ones left out.
+Axes: tuples per micro-batch (--tuples), part of them whose source key was never seen (--unseen), rows that the relation
+has to begin with (--rows). Both flows read Parquet files, one per micro-batch, and write nowhere. The figure is tuples
+divided by the median time from one commit to the next, the first ones left out.
 
 Run it with ``make bench-warehouse``.
 """
@@ -51,7 +51,7 @@ def rate_of(flow: Flow, root: Path, tuples: int) -> float:
     query.awaitTermination()
     times = [commit["time_ms"] for commit in commits_of(root)]
     spans = [(later - earlier) / 1000 for earlier, later in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
-    return tuples / statistics.median(spans)
+    return float(tuples / statistics.median(spans))
 
 
 def main() -> None:

@@ -202,7 +202,7 @@ def _run_driver(program: Path, root: Path, point: str | None = None, kill_after_
             start_new_session=True,
         )
     try:
-        return process.wait(300 if kill_after_s is None else kill_after_s)
+        return process.wait(600 if kill_after_s is None else kill_after_s)
     except subprocess.TimeoutExpired:
         if kill_after_s is None:
             raise

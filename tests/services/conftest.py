@@ -258,7 +258,7 @@ class Driver:
         try:
             if while_running is not None:
                 while_running()
-            return process.wait(400 if kill_after_s is None else kill_after_s)
+            return process.wait(900 if kill_after_s is None else kill_after_s)
         except subprocess.TimeoutExpired:
             assert kill_after_s is not None, f"the driver hangs: {self.said()}"
             return -signal.SIGKILL

@@ -192,10 +192,8 @@ def _follow(output: Output, planned: "PlannedPipeline", query: "FlowQuery", is_s
         if is_stopped():
             query.stop()
         live.update(query.progress, is_last=True)
-    failure = query.exception()
-    if failure is not None and not is_stopped():
-        raise failure
-    query.awaitTermination(0)
+    if not is_stopped():
+        query.awaitTermination(0)  # raises what it ended with
 
 
 def _summary(pipeline: str, checked: "CheckedPipeline", query: "FlowQuery", seconds: float) -> dict[str, Any]:

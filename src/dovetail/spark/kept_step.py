@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -249,8 +249,7 @@ class KeptStep(Step):
         greatest = 0
         for number in range(relation.num_shards):
             for block in relation.shard(number, columns=[column]).blocks(1 << 20):
-                values = block.rows.column(column).to_numpy(zero_copy_only=False)
-                greatest = max(greatest, int(np.max(values, initial=0)))
+                greatest = max(greatest, pc.max(block.rows.column(column)).as_py() or 0)
         return {"first_counter": greatest // relation.num_shards + 1}
 
     def _folded(self, previous: StepRecord) -> int:

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from dovetail.errors import PlanError
 from dovetail.spark.codes import quoted
-from dovetail.spark.sinks.base import Receipt, SinkContext
+from dovetail.spark.sinks.base import SinkContext
 from dovetail.spark.sinks.staged import StagedSink
 
 __all__ = ["KafkaSink", "kafka"]
@@ -35,11 +35,6 @@ class KafkaSink(StagedSink):
                     f"The key column {name!r} is not put out.", hint=f"There are {', '.join(context.schema.names)}."
                 )
         require_connector(context.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")
-
-    def publish(self, receipt: Receipt) -> None:
-        """Send the staged rows; after a crash, again."""
-        self._batch = int(receipt["batch"])
-        super().publish(receipt)
 
     def take(self, df: DataFrame, batch: int) -> None:
         """Send the rows."""
