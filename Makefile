@@ -58,7 +58,7 @@ jars:  ## fetch the connectors' jars (Kafka, PostgreSQL as master data) into jar
 	@scripts/fetch-jars
 
 .PHONY: test-cluster
-test-cluster: setup  ## enrich and a flow on a standalone cluster of two workers, one of them killed
+test-cluster: setup  ## a standalone cluster of two workers, one of them killed; enrich through Spark Connect
 	@$(RUN) python -m pytest tests/cluster $(ARGS)
 
 .PHONY: lint

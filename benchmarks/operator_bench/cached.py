@@ -65,11 +65,16 @@ def balanced_against_mesh(data: Data, report: Report) -> None:
 
 
 def _settled_rates(data: Data, percent: float) -> list[Rate]:
-    """Mesh and balanced, the latter after as many rounds as it takes to fill its cache, however long that takes."""
+    """Mesh and balanced, the latter after as many rounds as it takes to fill its cache, however long that takes.
+
+    Both choose themselves how many tuples enter together, and are measured over whole cycles: a w of a few tuples would
+    make every step of balanced, which answers most of them at once, a step for a handful.
+    """
     measurements = []
     for kind in ("mesh", "balanced"):
         stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("simulated")
-        measurements.append(Measurement(make_operator(data, kind, disk, percent, stream), stream, disk))
+        operator = make_operator(data, kind, disk, percent, stream, is_paced=False)
+        measurements.append(Measurement(operator, stream, disk))
     return measure_by_turns(measurements, data.sizes, warm_share=_SETTLING_SHARE)
 
 

@@ -1,5 +1,6 @@
 """Data, disks, clocks and the measurement of a steady service rate, shared by all sections."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -228,15 +229,21 @@ class Rate:
 
 
 def make_operator(
-    data: Data, kind: str, disk: DiskUnderTest, percent: float, stream: Stream, block_rows: int | None = None
+    data: Data,
+    kind: str,
+    disk: DiskUnderTest,
+    percent: float,
+    stream: Stream,
+    block_rows: int | None = None,
+    is_paced: bool = True,
 ) -> SemiStreamOperator:
-    """An operator with the block size that its tuner chooses."""
+    """An operator with the block size that its tuner chooses, or that it chooses itself where blocks are free."""
     budget = data.budget(percent)
-    if block_rows is None:
+    if block_rows is None and not (kind == "mesh" and disk.name == "memory"):
         block_rows = tuned_block_rows(data, kind, disk, percent, stream.zipf)
     spec: JoinSpec = join_spec(data.relation, data.stream_schema, budget=budget, block_rows=block_rows, io=disk.io)
     operator = OPERATORS[kind](spec)
-    if kind == "mesh":
+    if kind == "mesh" and is_paced:
         set_chunk(operator)
     return operator
 
@@ -274,23 +281,28 @@ class Measurement:
         rounds, began = _Rounds(self.operator), time.process_time()
         while rounds.count() < WARM_ROUNDS[self.operator.kind] and time.process_time() - began < max_seconds:
             consume(self.operator.offer(self._stream.next(self._batch_rows)))
-        if self.operator.kind == "balanced":
-            # Without w, tuples that entered together leave together, and a short run may count one such chunk more or
-            # less. The window has found its size by now.
-            set_chunk(self.operator)
-            rounds, began = _Rounds(self.operator), time.process_time()
-            while rounds.count() < 1.1 and time.process_time() - began < max_seconds / 4:
-                consume(self.operator.offer(self._stream.next(self._batch_rows)))
         self._before = self.operator.metrics.copy()
 
     def run(self, seconds: float) -> None:
         """Feed and measure for so many seconds of the CPU's time."""
         until = time.process_time() + seconds
         while time.process_time() < until:
-            batch = self._stream.next(self._batch_rows)
-            started = self._disk.now()
-            consume(self.operator.offer(batch))
-            self._spent_s += self._disk.now() - started
+            self._feed()
+
+    def finish_cycle(self, max_seconds: float) -> None:
+        """Go on to the end of a cycle where tuples that entered together leave together: they would count or not."""
+        if self.operator.kind in ("hybrid", "auto") or self.operator.spec.chunk_rows is not None:
+            return
+        rounds, until = _Rounds(self.operator, self._before.relation_rows_read), time.process_time() + max_seconds
+        whole = math.ceil(rounds.count())
+        while rounds.count() < whole and time.process_time() < until:
+            self._feed()
+
+    def _feed(self) -> None:
+        batch = self._stream.next(self._batch_rows)
+        started = self._disk.now()
+        consume(self.operator.offer(batch))
+        self._spent_s += self._disk.now() - started
 
     def rate(self) -> Rate:
         """What was measured since the operator was warm."""
@@ -313,6 +325,8 @@ def measure_by_turns(measurements: list[Measurement], sizes: Sizes, warm_share: 
     for _ in range(TURNS):
         for measurement in measurements:
             measurement.run(sizes.max_seconds / TURNS)
+    for measurement in measurements:
+        measurement.finish_cycle(warm_share * sizes.max_seconds)
     return [measurement.rate() for measurement in measurements]
 
 
@@ -328,9 +342,9 @@ def rates_of(data: Data, disk_name: DiskName, percent: float, runs: list[tuple[s
 class _Rounds:
     """Counts cycles over the relation or, where there are none, how often the queue was gone through."""
 
-    def __init__(self, operator: SemiStreamOperator) -> None:
+    def __init__(self, operator: SemiStreamOperator, rows_before: int | None = None) -> None:
         self._operator = operator
-        self._rows_before = operator.metrics.relation_rows_read
+        self._rows_before = operator.metrics.relation_rows_read if rows_before is None else rows_before
         self._passed = 0
         self._mark = operator.metrics.stream_tuples_in
 

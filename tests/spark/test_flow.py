@@ -433,6 +433,7 @@ def _flip_a_bit(checkpoint: Path) -> None:
 def test_what_cannot_be_is_refused_before_anything_starts(
     spark: SparkSession, relation: Relation, source: DataFrame, tmp_path: Path
 ) -> None:
+    assert stream(source).name == "flow"
     with pytest.raises(PlanError, match="begins with a streaming DataFrame"):
         stream(spark.range(3), "batch")
     with pytest.raises(PlanError, match="letters, digits"):

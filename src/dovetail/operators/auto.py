@@ -49,6 +49,7 @@ from dovetail.operators.block_cache import BlockCacheJoin
 from dovetail.operators.cache import CacheProbe
 from dovetail.operators.cached import CacheAnswer
 from dovetail.operators.explaining import factors_for, plan_of
+from dovetail.operators.memory_plan import MemoryPlan, with_blocks_in_place
 from dovetail.operators.mesh import MeshJoin
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
@@ -123,6 +124,16 @@ class AutoJoin(BlockCacheJoin):
         self._unmatched_by_cycle = self._entered_by_cycle = 0
         self._cycles_judged = self._hits_judged = self._offered_judged = 0
         self._choose_ways()
+
+    def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
+        plan = super()._plan_memory(spec)
+        if not self._reads_in_place(spec) or spec.block_rows is not None:
+            return plan
+        # A long block costs nothing where it is a view; its part of the budget stays, for moving the window through.
+        return with_blocks_in_place(plan, spec)
+
+    def _reads_in_place(self, spec: JoinSpec) -> bool:
+        return MeshJoin._reads_in_place(self, spec)
 
     # ================================================================ which way
 

@@ -225,11 +225,15 @@ class CachedMeshJoin(MeshJoin):
         per_tuple = self._matcher.bytes_per_tuple
         plan = plan_memory(spec, who=self.kind, bytes_per_tuple=per_tuple, output_share=self._output_share)
         if plan.output_rows < _FEWEST_ADMITTED:
-            plan = super()._plan_memory(spec)
+            plan = plan_memory(spec, who=self.kind, bytes_per_tuple=per_tuple)
         small = min(_SMALL_LEARNING_BYTES, plan.window_bytes // _MOST_LEARNING_SHARE)
         self._learning_bytes = max(plan.window_bytes // _LEARNING_SHARE, small)
         self._shared_bytes = plan.window_bytes - self._learning_bytes
         return replace(plan, window_bytes=self._window_bytes(self._cache_limit_bytes))
+
+    def _reads_in_place(self, spec: JoinSpec) -> bool:
+        # The block's part of the budget is where the window is moved to when its border with the cache moves.
+        return False
 
     def _window_bytes(self, cache_limit_bytes: int) -> int:
         """What the window may take beside a cache that may hold so much."""

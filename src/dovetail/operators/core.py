@@ -197,7 +197,8 @@ class JoinCore:
     def _read_block(self, start: int, rows: int) -> RelationBlock:
         """Read rows of the relation; fewer where they turn out so large that they do not fit."""
         block, size_bytes = self._read(start, rows)
-        wanted_bytes = max(size_bytes, self._memory.block_bytes)
+        is_view = block.stop - start <= self._rows_in_place(start)
+        wanted_bytes = max(0 if is_view else size_bytes, self._memory.block_bytes)
         extra_bytes = wanted_bytes - self._block_account.held_bytes
         # A block that is joined in part had that room; a shorter one would count other pairs, and results would be lost
         # or repeated.
@@ -218,9 +219,17 @@ class JoinCore:
         self._block_account.resize(wanted_bytes)
         return block
 
+    def _reads_in_place(self, spec: JoinSpec) -> bool:
+        """Whether blocks are views of mapped pages, which are not memory of this process."""
+        return False
+
+    def _rows_in_place(self, start: int) -> int:
+        """How many rows can be read from here on without a copy; 0 where blocks are copied anyway."""
+        return self.spec.shard.rows_in_place(start) if self._reads_in_place(self.spec) else 0
+
     def _output_room(self, block: RelationBlock, size_bytes: int) -> int:
         """What must stay free for output: as planned, and at least two of the block's rows, however long they are."""
-        if size_bytes <= self._memory.block_bytes:
+        if size_bytes <= self._memory.read_bytes:
             return 0
         return max(self._memory.output_bytes, 2 * size_bytes // max(1, block.stop - block.start))
 
@@ -234,6 +243,9 @@ class JoinCore:
 
     def _read(self, start: int, rows: int) -> tuple[RelationBlock, int]:
         """Read rows of the relation, count what that took, and give their bytes, too, which are not free to tell."""
+        if not self._pairs_done:
+            # One that was interrupted is as long as it was, also if it was read otherwise then.
+            rows = min(rows, self._rows_in_place(start) or rows)
         began = time.perf_counter()
         block = self.spec.shard.read_block(start, rows)
         self.metrics.disk_seconds += time.perf_counter() - began

@@ -26,7 +26,6 @@ import pyarrow as pa
 
 from dovetail.operators.admission import Offered
 from dovetail.operators.base import SemiStreamOperator
-from dovetail.operators.cache import bytes_of_rows
 from dovetail.operators.memory_plan import MemoryPlan, plan_memory
 from dovetail.operators.output import BatchRows, OutputPlan, record_batch
 from dovetail.operators.spec import JoinSpec
@@ -37,7 +36,9 @@ __all__ = ["IndexNestedLoopJoin"]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 _FEWEST_MATCHES = 16
-_PAGE_PADDING_BYTES = 3 * 64  # what Arrow may add to the buffers of a column
+# A page is a few small allocations and as many small objects, and the pool has thousands of them.
+_PAGE_OBJECT_BYTES = 1_000
+_COLUMN_OBJECT_BYTES = 350
 _PAGE_ROWS = 128  # with the papers' 120-byte rows one page of a B+-tree of 16 KiB pages
 
 
@@ -48,7 +49,20 @@ class _Page:
 
     @property
     def nbytes(self) -> int:
-        return bytes_of_rows(self.rows) + self.codes.nbytes
+        buffers = [buffer.size for column in self.rows.columns for buffer in column.buffers() if buffer is not None]
+        held_bytes: int = sum(_allocated_bytes(int(size)) for size in [*buffers, self.codes.nbytes])
+        return held_bytes + _PAGE_OBJECT_BYTES + _COLUMN_OBJECT_BYTES * int(self.rows.num_columns)
+
+
+def _allocated_bytes(size_bytes: int) -> int:
+    """What an allocator takes for so many bytes: a quarter of a power of two is its finest step above 1 KiB."""
+    step = max(64, 1 << max(0, size_bytes.bit_length() - 3))
+    return -(-size_bytes // step) * step
+
+
+def _page_bytes(row_bytes: int, columns: int) -> int:
+    """At most what a page takes whose rows and codes have so many bytes."""
+    return row_bytes + row_bytes // 4 + _PAGE_OBJECT_BYTES + (_COLUMN_OBJECT_BYTES + 3 * 64) * columns
 
 
 @dataclass
@@ -134,7 +148,7 @@ class IndexNestedLoopJoin(SemiStreamOperator):
         # Besides the page on its way there is one in the pool, and matches wait beside the output made of them.
         paged = replace(spec, block_rows=spec.block_rows or _PAGE_ROWS)
         index_bytes, page_bytes = spec.shard.index_bytes, int(paged.block_rows or 0) * (int(spec.shard.row_bytes) + 9)
-        page_bytes += _PAGE_PADDING_BYTES * len(spec.shard.schema)
+        page_bytes = _page_bytes(page_bytes, len(spec.shard.schema))
         matches_bytes = _FEWEST_MATCHES * int(OutputPlan(spec).row_bytes + 1)
         other_bytes = index_bytes + page_bytes + matches_bytes
         return plan_memory(paged, who=self.kind, has_window=False, other_bytes=other_bytes)
@@ -223,7 +237,7 @@ class IndexNestedLoopJoin(SemiStreamOperator):
             return
         start, rows = number * self.block_rows, self.block_rows
         block, size_bytes = self._read(start, rows)
-        size_bytes += _PAGE_PADDING_BYTES * block.rows.num_columns
+        size_bytes = _page_bytes(size_bytes, block.rows.num_columns)
         # What the batch of matches and the batch of output may take stays free.
         kept_bytes = 2 * self.results.output_bytes - self._matches_account.held_bytes
         while self._pool and self._ledger.free_bytes - kept_bytes < size_bytes:

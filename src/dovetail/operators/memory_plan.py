@@ -1,6 +1,6 @@
 """How an operator divides its budget: a block buffer, output on its way, and the window, which gets the rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.errors import BudgetError
 from dovetail.memory import format_bytes
@@ -9,7 +9,7 @@ from dovetail.operators.spec import JoinSpec
 from dovetail.operators.tuple_store import TupleStore
 from dovetail.operators.window import StreamWindow
 
-__all__ = ["MemoryPlan", "plan_memory"]
+__all__ = ["MemoryPlan", "plan_memory", "with_blocks_in_place"]
 
 MAX_BATCH_ROWS = 65_536
 _MAX_BLOCK_ROWS = 65_536
@@ -27,7 +27,9 @@ class MemoryPlan:
     Attributes
     ----------
     block_rows, block_bytes
-        b, and what a block of b rows takes.
+        b, and what a block of b rows takes of the budget: nothing where it is a view of mapped pages.
+    read_bytes
+        What b rows of the mean length have, wherever they lie.
     output_rows, output_bytes
         The most pairs looked at and rows put out together, and what they take.
     window_bytes
@@ -36,6 +38,7 @@ class MemoryPlan:
 
     block_rows: int
     block_bytes: int
+    read_bytes: int
     output_rows: int
     output_bytes: int
     window_bytes: int
@@ -49,6 +52,7 @@ def plan_memory(
     other_bytes: int = 0,
     has_window: bool = True,
     output_share: int = _OUTPUT_SHARE,
+    is_block_in_place: bool = False,
 ) -> MemoryPlan:
     """Divide a budget.
 
@@ -66,6 +70,9 @@ def plan_memory(
         Whether tuples wait at all.
     output_share
         The part of what is not needed at least that is for output on its way, as a divisor.
+    is_block_in_place
+        Whether a block is a view of the page cache, which is not this process's memory. It costs nothing then, and is
+        as long as a record batch unless the spec says otherwise.
 
     Raises
     ------
@@ -79,7 +86,8 @@ def plan_memory(
     if spec.condition is not None:
         output_row_bytes *= 2  # the condition's own copy of the pairs' columns
     fewest_block_rows = spec.block_rows or max(1, min(spec.shard.num_rows, _FEWEST_ROWS))
-    least_block_bytes = int(fewest_block_rows * relation_row_bytes)
+    held_row_bytes = 0.0 if is_block_in_place else relation_row_bytes
+    least_block_bytes = int(fewest_block_rows * held_row_bytes)
     least_output_bytes = int(_FEWEST_ROWS * output_row_bytes)
     least_window_bytes = _window_bytes(spec, _FEWEST_ROWS, bytes_per_tuple) if has_window else 0
     minimum = least_block_bytes + least_output_bytes + least_window_bytes + other_bytes
@@ -93,19 +101,27 @@ def plan_memory(
     usable = total - minimum
     block_rows = spec.block_rows
     if block_rows is None:
-        extra_rows = int(usable // _BLOCK_SHARE / relation_row_bytes)
+        extra_rows = _MAX_BLOCK_ROWS if is_block_in_place else int(usable // _BLOCK_SHARE / relation_row_bytes)
         block_rows = _rounded(max(1, min(fewest_block_rows + extra_rows, _MAX_BLOCK_ROWS, spec.shard.num_rows)))
-    block_bytes = int(block_rows * relation_row_bytes)
+    block_bytes = int(block_rows * held_row_bytes)
     extra_rows = int(usable // output_share / output_row_bytes)
     output_rows = min(_FEWEST_ROWS + extra_rows, MAX_BATCH_ROWS)
     output_bytes = int(output_rows * output_row_bytes)
     return MemoryPlan(
         block_rows=block_rows,
         block_bytes=block_bytes,
+        read_bytes=int(block_rows * relation_row_bytes),
         output_rows=output_rows,
         output_bytes=output_bytes,
         window_bytes=total - block_bytes - output_bytes - other_bytes if has_window else 0,
     )
+
+
+def with_blocks_in_place(plan: MemoryPlan, spec: JoinSpec) -> MemoryPlan:
+    """The same division with blocks as long as a record batch: for blocks that are views and take no memory."""
+    rows = _rounded(max(1, min(_MAX_BLOCK_ROWS, spec.shard.num_rows)))
+    row_bytes = max(1.0, spec.shard.row_bytes) + _CODE_BYTES
+    return replace(plan, block_rows=rows, read_bytes=int(rows * row_bytes))
 
 
 def _rounded(rows: int) -> int:

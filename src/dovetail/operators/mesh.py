@@ -11,6 +11,8 @@ How
     care: a block is cut where it would show a chunk a row for the second time.
 Memory
     One block, one batch of output, and the window, which gets the rest of the budget; with ``ordered``, held results.
+    Where a block is a view of mapped pages it takes none of the budget, and is as long as the relation's record batch:
+    fewer, longer steps, whose fixed costs would otherwise bind at small budgets.
 What is emitted when
     inner: each pair when its row's block is read. semi: a tuple at its first match. left and anti: unmatched tuples
     when they leave. Tuples with a NULL key at once.
@@ -24,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from dovetail.operators.base import SemiStreamOperator
+from dovetail.operators.memory_plan import MemoryPlan, plan_memory
 from dovetail.operators.spec import JoinSpec
 
 __all__ = ["MeshJoin"]
@@ -59,6 +62,14 @@ class MeshJoin(SemiStreamOperator):
     def position(self) -> int:
         """The relation row that the next block begins with."""
         return self._odometer % self.spec.shard.num_rows if self.spec.shard.num_rows else 0
+
+    def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
+        per_tuple = self._matcher.bytes_per_tuple
+        return plan_memory(spec, who=self.kind, bytes_per_tuple=per_tuple, is_block_in_place=self._reads_in_place(spec))
+
+    def _reads_in_place(self, spec: JoinSpec) -> bool:
+        # Other joins make arrays as long as the block, which would have to be accounted for.
+        return spec.has_equality and spec.how in ("inner", "left") and spec.shard.reads_in_place
 
     def _deadline(self) -> int:
         return self._odometer + self.spec.shard.num_rows

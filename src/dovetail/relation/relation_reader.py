@@ -180,6 +180,16 @@ class RelationReader:
         return sum(shard.num_segments for shard in self._shards)
 
     @property
+    def reads_in_place(self) -> bool:
+        """Whether a block within a record batch is a view of mapped pages."""
+        return all(shard.reads_in_place for shard in self._shards)
+
+    def rows_in_place(self, start: int) -> int:
+        """How many rows from a position on lie in one record batch."""
+        number = int(np.searchsorted(self._bases, start, side="right")) - 1
+        return self._shards[number].rows_in_place(start - int(self._bases[number]))
+
+    @property
     def index_bytes(self) -> int:
         """Bytes of the resident index."""
         return sum(shard.index_bytes for shard in self._shards)

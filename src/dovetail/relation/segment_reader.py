@@ -84,6 +84,16 @@ class SegmentReader:
             start, first = upto, first + 1
         return pieces
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the rows lie in mapped pages."""
+        return self._mapped_rows is not None
+
+    def rows_in_batch(self, start: int) -> int:
+        """How many rows from this one on its record batch has."""
+        number = int(np.searchsorted(self._starts, start, side="right")) - 1
+        return int(self._starts[number + 1]) - start
+
     def _read_piece(self, number: int, start: int, stop: int) -> pa.RecordBatch:
         mapped = self._batch(number)
         if self._pread is None or not self._column_numbers:

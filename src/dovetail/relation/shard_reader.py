@@ -128,6 +128,17 @@ class ShardReader:
         for start in range(0, self.num_rows, block_rows):
             yield self.read_block(start, block_rows)
 
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether a block within a record batch is a view of mapped pages: no memory of this process, no copy."""
+        is_mapped = self._io_mode == "map" and self._disk is None
+        return is_mapped and all(segment.is_mapped and segment.deleted is None for segment in self._segments)
+
+    def rows_in_place(self, start: int) -> int:
+        """How many rows from a position on lie in one record batch, so that reading them copies nothing."""
+        number = int(np.searchsorted(self._bases, start, side="right")) - 1
+        return self._segments[number].rows_in_batch(start - int(self._bases[number]))
+
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[SegmentReader, int, int]]:
         for segment, base in zip(self._segments, self._bases[:-1].tolist(), strict=True):
             low, high = max(start - base, 0), min(stop - base, segment.rows)

@@ -13,8 +13,14 @@ def require_deterministic(df: DataFrame, where: str) -> None:
     """Refuse a plan with an expression that gives other values when it is computed again.
 
     After a lost shuffle file Spark computes some rows again, while others were already read: if the two do not fit,
-    rows are lost or repeated.
+    rows are lost or repeated. A DataFrame of Spark Connect is refused as well: its plan cannot be seen.
     """
+    if type(df).__module__.startswith("pyspark.sql.connect"):
+        raise PlanError(
+            f"Flows do not run through Spark Connect, which {where} comes from: their commits need the driver's own "
+            "file system and JVM.",
+            hint="Start the flow from a classic session (SparkSession.builder.master), or use dovetail.enrich.",
+        )
     plan = df._jdf.queryExecution().analyzed()
     if plan.deterministic():
         return

@@ -41,9 +41,10 @@ __all__ = ["Flow", "require_flow_name", "stream"]
 
 _AVAILABLE_NOW = "available-now"
 _NAME = re.compile(r"[\w.-]+")
+_UNNAMED = "flow"
 
 
-def stream(df: DataFrame, name: str) -> "Flow":
+def stream(df: DataFrame, name: str = _UNNAMED) -> "Flow":
     """Begin a flow with a streaming DataFrame.
 
     Parameters
@@ -52,7 +53,8 @@ def stream(df: DataFrame, name: str) -> "Flow":
         A streaming DataFrame. Expressions that give other values when they are computed again (``rand``, ``uuid``) are
         refused: a replay must see the same rows.
     name
-        The flow's name: letters, digits, ``_``, ``-`` and ``.``. Its checkpoint belongs to this name.
+        The flow's name: letters, digits, ``_``, ``-`` and ``.``. Its checkpoint belongs to this name, so that a flow
+        with another name cannot take it over by mistake. Give one where a session runs several flows.
     """
     if not isinstance(df, DataFrame) or not df.isStreaming:
         raise PlanError(

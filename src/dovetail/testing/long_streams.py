@@ -73,7 +73,9 @@ class LongCase(JoinCase):
             code_of = colliding_code(self.relation_key, self.distinct_codes)
             codes = [code_of(row) for row in self.relation_rows]
         segments = [row % self.how_many_segments for row in range(len(codes))]
-        return MemoryShard(table, codes, columns, self.deleted, segments=segments, disk=self.disk())
+        return MemoryShard(
+            table, codes, columns, self.deleted, segments=segments, disk=self.disk(), batch_rows=self.batch_rows
+        )
 
     def disk(self) -> Disk | None:
         """A disk of its own that nobody waits for; None where pages are in memory."""

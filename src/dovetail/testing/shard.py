@@ -76,6 +76,8 @@ class MemoryShard:
         A disk that is told of every block and row that is read, such as a virtual `SimulatedDisk`.
     version
         The number of the relation's version that it claims to be of.
+    batch_rows
+        The rows of a record batch within which blocks count as read in place; None: blocks are copies.
 
     Attributes
     ----------
@@ -94,6 +96,7 @@ class MemoryShard:
         segments: Sequence[int] | None = None,
         disk: Disk | None = None,
         version: int = 1,
+        batch_rows: int | None = None,
     ) -> None:
         if len(codes) != table.num_rows:
             raise ValueError(f"{table.num_rows} rows have {len(codes)} codes.")
@@ -109,6 +112,7 @@ class MemoryShard:
         # Where each segment begins, and where the last one ends.
         self._bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keyed)] if keyed else [0, 0]
         self._disk = disk
+        self._batch_rows = batch_rows
         self.version, self.number = version, 0
         self._keyed_rows = len(keyed)
         self._is_live = np.array([row not in deleted for row in order], np.bool_)
@@ -159,6 +163,16 @@ class MemoryShard:
     def num_segments(self) -> int:
         """How many runs of rows sorted by code there are."""
         return len(self._bounds) - 1
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether a block within a record batch takes no memory."""
+        return self._batch_rows is not None and self._disk is None and self.live_rows == self.num_rows
+
+    def rows_in_place(self, start: int) -> int:
+        """How many rows from a position on lie in one record batch."""
+        assert self._batch_rows is not None
+        return self._batch_rows - start % self._batch_rows
 
     @property
     def index_bytes(self) -> int:

@@ -280,7 +280,7 @@ def test_cache_that_does_not_pay_is_given_up(relation):
 
 
 def test_values_that_are_looked_up_often_enter_the_cache(relation):
-    operator = operator_on(relation, "map", budget="300kB")
+    operator = operator_on(relation, "map", budget="60kB")
     zipf = Zipf(20_000, exponent=1.0, order="shuffled", seed=4)
     assert operator.looks_up
     for _ in range(60):

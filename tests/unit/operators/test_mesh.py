@@ -200,3 +200,32 @@ def test_range_without_equality_is_searched_in_the_ordered_window(how: Any, budg
     # The ordered window offers hardly a candidate that is none; the cross product offers them all.
     assert pairs_asked[0] * 4 < pairs_asked[1]
     assert asked > 0
+
+
+def mesh_over(rows: int, batch_rows: int | None, budget_bytes: int = 20_000, **options: Any) -> MeshJoin:
+    shard = MemoryShard(pa.Table.from_pylist(relation(rows)), list(range(rows)), batch_rows=batch_rows)
+    budget = Budget(budget_bytes)
+    return MeshJoin(JoinSpec(shard=shard, stream_schema=batch().schema, on=(("k", "k"),), budget=budget, **options))
+
+
+def test_block_in_place_takes_no_memory_and_ends_with_its_record_batch() -> None:
+    copied, in_place = mesh_over(5_000, None), mesh_over(5_000, batch_rows=1_600)
+    assert copied.sizes()["block"] > 0 == in_place.sizes()["block"]
+    assert in_place.block_rows == 4_096 > copied.block_rows
+    assert in_place.window_capacity > copied.window_capacity
+    driver = Driver(in_place)
+    assert sorted(found(driver.offer(batch(7, 4_999)) + driver.drain())) == [(0, 7), (1, 4_999)]
+    shard = in_place.spec.shard
+    assert isinstance(shard, MemoryShard)
+    assert shard.block_reads == [(0, 1_600), (1_600, 3_200), (3_200, 4_096), (4_096, 4_800), (4_800, 5_000)]
+
+
+def test_interrupted_block_is_as_long_again_where_blocks_are_now_read_in_place() -> None:
+    before, after = (mesh_over(20, batch_rows, block_rows=20) for batch_rows in (None, 8))
+    list(before.offer(batch(*range(20))))
+    before.results.max_rows = 6
+    given = next(iter(before.step()))
+    after.restore(before.snapshot())
+    rest = [row for piece in after.drain() for row in piece.to_pylist()]
+    assert given.num_rows == 6
+    assert sorted(found(given.to_pylist() + rest)) == [(number, number) for number in range(20)]

@@ -193,7 +193,8 @@ def test_record_batches_are_full_whatever_the_batches_that_came(
     for batch in table.to_batches(max_chunksize=incoming_rows):
         writer.write(batch, batch.column("k").to_numpy())
     segment = writer.close()
-    assert segment is not None and segment.rows == 64
+    assert segment is not None
+    assert segment.rows == 64
     index = pa.ipc.open_stream((tmp_path / "data" / "0" / "segment.index").read_bytes()).read_next_batch()
     assert index.column("batch_rows")[0].as_py() == [7] * 9 + [1]
     with pa.ipc.open_stream((tmp_path / "data" / "0" / "segment.rows").read_bytes()) as stream:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dovetail import SimulatedDisk
 from dovetail.errors import PlanError
 from dovetail.relation import Relation
 from dovetail.testing.batches import colliding_code
@@ -117,3 +118,14 @@ def test_block_outside_the_shard_is_refused(start: int, rows: int) -> None:
 def test_wrong_number_of_codes_is_refused() -> None:
     with pytest.raises(ValueError, match="1 rows have 2 codes"):
         MemoryShard(pa.table({"k": [1]}), [1, 2])
+
+
+def test_blocks_count_as_read_in_place_only_where_nothing_is_left_out() -> None:
+    table = pa.table({"k": list(range(10))})
+    shard = MemoryShard(table, list(range(10)), batch_rows=4)
+    assert shard.reads_in_place
+    assert [shard.rows_in_place(start) for start in (0, 3, 4, 9)] == [4, 1, 4, 3]
+    assert not MemoryShard(table, list(range(10))).reads_in_place
+    assert not MemoryShard(table, list(range(10)), deleted=[2], batch_rows=4).reads_in_place
+    disk = SimulatedDisk(1e6, 0.0, virtual=True)
+    assert not MemoryShard(table, list(range(10)), disk=disk, batch_rows=4).reads_in_place
