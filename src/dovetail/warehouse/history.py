@@ -45,6 +45,10 @@ class History(_Keyed):
     stored_hash: str
     schema: pa.Schema
 
+    def columns_read(self) -> list[str] | None:
+        """All: a version that is closed is put again as it was."""
+        return None
+
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:

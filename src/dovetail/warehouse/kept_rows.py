@@ -107,7 +107,7 @@ class KeptRows:
     Parameters
     ----------
     shard
-        The shard of the version on disk.
+        The shard of the version on disk, opened with the columns that will be looked at, the key among them.
     levels
         What was changed since, oldest first.
     key, is_hashed
@@ -143,7 +143,7 @@ class KeptRows:
             queries, positions = level.find(codes[open_queries], self._taken(keys, open_queries, codes.size))
             if queries.size:
                 found_queries.append(open_queries[queries])
-                rows = level.rows.drop_columns([CODE_COLUMN])
+                rows = level.rows.select(self._shard.schema.names)
                 found_rows.append(rows.take(pa.array(positions)))
                 is_open = np.ones(open_queries.size, np.bool_)
                 is_open[queries] = False

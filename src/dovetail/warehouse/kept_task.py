@@ -58,7 +58,8 @@ class KeptTask:
         is_folded = state is not None and state.values["version"] != intent["version"]
         files = () if state is None or is_folded else state.files
         levels = levels_of([(file, read(file)) for file in files], self.key, self.is_hashed)
-        kept = KeptRows(relation.shard(shard), levels, self.key, self.is_hashed)
+        reader = relation.shard(shard, columns=self.transformation.columns_read())
+        kept = KeptRows(reader, levels, self.key, self.is_hashed)
         metrics = OperatorMetrics()
         if state is None:
             memo = self.transformation.begin(shard, relation.num_shards, intent)

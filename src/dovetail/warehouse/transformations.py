@@ -32,6 +32,9 @@ class Transformation(Protocol):
     def begin(self, shard: int, shards: int, intent: Mapping[str, Any]) -> Memo:
         """What a shard remembers before its first micro-batch."""
 
+    def columns_read(self) -> list[str] | None:
+        """The relation's columns that it looks at in current rows; None: all."""
+
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:
@@ -59,6 +62,10 @@ class _Keyed:
     def begin(self, shard: int, shards: int, intent: Mapping[str, Any]) -> Memo:
         """Nothing is remembered besides rows."""
         return {}
+
+    def columns_read(self) -> list[str] | None:
+        """The key: whatever else is stored need not be read to know whether a key is there."""
+        return [theirs for _, theirs in self.key]
 
     def _runs(self, batch: pa.RecordBatch, metrics: OperatorMetrics) -> Runs:
         runs = runs_of(batch, [ours for ours, _ in self.key], self.is_hashed)
@@ -88,6 +95,10 @@ class SurrogateKeys(_Keyed):
     def begin(self, shard: int, shards: int, intent: Mapping[str, Any]) -> Memo:
         """The first counter is above all numbers that the relation had when the flow began."""
         return {"next": int(intent["first_counter"]), "shard": shard, "shards": shards}
+
+    def columns_read(self) -> list[str] | None:
+        """The key and its number."""
+        return [*(theirs for _, theirs in self.key), self.column]
 
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
@@ -172,6 +183,10 @@ class ChangeDetection(_Keyed):
     stored_hash: str
     stored: tuple[tuple[str, str], ...]
     wanted: tuple[str, ...]
+
+    def columns_read(self) -> list[str] | None:
+        """The key and the hash: a wide row is compared without being read."""
+        return [*(theirs for _, theirs in self.key), self.stored_hash]
 
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
