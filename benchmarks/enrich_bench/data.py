@@ -23,7 +23,7 @@ def start_spark(directory: Path) -> SparkSession:
     return (
         SparkSession.builder.master("local[2]")
         .appName("bench-enrich")
-        .config("spark.driver.memory", "6g")
+        .config("spark.driver.memory", "8g")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.local.dir", str(directory / "local"))

@@ -165,7 +165,7 @@ def unmatched_against_matched(data: Data, report: Report) -> None:
     for kind in ("balanced", "auto"):
         for percent in data.sizes.of_budgets(_BUDGETS[1:]):
             runs = [(kind, data.stream(1.0, "shuffled", is_matched=is_matched)) for is_matched in (True, False)]
-            matched, unmatched = rates_of(data, "simulated", percent, runs)
+            matched, unmatched = rates_of(data, "simulated", percent, runs, _SETTLING_SHARE)
             ratio = unmatched.tuples_per_s / matched.tuples_per_s
             report.add(
                 "nomatch",

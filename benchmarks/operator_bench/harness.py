@@ -330,13 +330,15 @@ def measure_by_turns(measurements: list[Measurement], sizes: Sizes, warm_share: 
     return [measurement.rate() for measurement in measurements]
 
 
-def rates_of(data: Data, disk_name: DiskName, percent: float, runs: list[tuple[str, Stream]]) -> list[Rate]:
+def rates_of(
+    data: Data, disk_name: DiskName, percent: float, runs: list[tuple[str, Stream]], warm_share: float = 4.0
+) -> list[Rate]:
     """The steady rates of fresh operators, measured by turns."""
     measurements = []
     for kind, stream in runs:
         disk = DiskUnderTest(disk_name)
         measurements.append(Measurement(make_operator(data, kind, disk, percent, stream), stream, disk))
-    return measure_by_turns(measurements, data.sizes)
+    return measure_by_turns(measurements, data.sizes, warm_share)
 
 
 class _Rounds:

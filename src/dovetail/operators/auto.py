@@ -41,6 +41,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.errors import BudgetError
 from dovetail.model.costs import CostFactors, LoopCost
 from dovetail.model.explain import Plan
 from dovetail.operators.adaptive import Objective
@@ -64,6 +65,7 @@ BoolArray = npt.NDArray[np.bool_]
 _EARLY_LEAVES = 5  # what it costs to find a tuple and take it from the middle, in tuples that leave by age
 _EARLY_STEPS = 1.5  # the same for a block, in steps
 _BATCH_ROWS = 65_536
+_USUAL_WINDOW = 65_536  # tuples, for what a probe costs before there is a window
 _TAKE_S = 2e-5
 _CYCLES_PER_JUDGEMENT = 5
 _CYCLES_WITHOUT_CACHE = 20
@@ -127,32 +129,45 @@ class AutoJoin(BlockCacheJoin):
 
     def _plan_memory(self, spec: JoinSpec) -> MemoryPlan:
         plan = super()._plan_memory(spec)
-        if not self._reads_in_place(spec) or spec.block_rows is not None:
+        if spec.block_rows is not None:
             return plan
-        # A long block costs nothing where it is a view; its part of the budget stays, for moving the window through.
-        return with_blocks_in_place(plan, spec)
+        if self._reads_in_place(spec):
+            # A long block costs nothing where it is a view; its part of the budget stays: the window moves through it.
+            return with_blocks_in_place(plan, spec)
+        # Longer blocks take fewer reads and steps, and leave less for the window.
+        best = (self._cycle_seconds(plan.block_rows, _USUAL_WINDOW) / self._shared_bytes, plan.block_rows)
+        longer = 2 * plan.block_rows
+        while longer <= spec.shard.num_rows and longer * spec.shard.row_bytes <= spec.budget.total_bytes / 2:
+            try:
+                super()._plan_memory(replace(spec, block_rows=longer))
+            except BudgetError:
+                break
+            best = min(best, (self._cycle_seconds(longer, _USUAL_WINDOW) / self._shared_bytes, longer))
+            longer *= 2
+        return super()._plan_memory(replace(spec, block_rows=best[1]))
 
     def _reads_in_place(self, spec: JoinSpec) -> bool:
         return MeshJoin._reads_in_place(self, spec)
 
     # ================================================================ which way
 
-    def _cycle_seconds(self) -> float:
+    def _cycle_seconds(self, block_rows: int, window_tuples: int) -> float:
         """What one cycle over the relation costs, whatever waits."""
         rows, factors = self.spec.shard.num_rows, self.factors
-        steps = -(-rows // self.block_rows)
+        steps = -(-rows // block_rows)
         read_s = rows * self.spec.shard.row_bytes / factors.bandwidth_bytes_per_s
-        return read_s + rows * factors.probe_s.at(self.window_capacity) + steps * (factors.read_call_s + factors.step_s)
+        return read_s + rows * factors.probe_s.at(window_tuples) + steps * (factors.read_call_s + factors.step_s)
 
     def _scan_seconds(self, leaves_early: bool) -> float:
         """What a tuple costs by scan, the window being full."""
         capacity, factors = max(1, self.window_capacity), self.factors
         own = factors.append_s.at(capacity) + factors.expire_s.at(capacity) + factors.output_s
+        cycle_s = self._cycle_seconds(self.block_rows, self.window_capacity)
         if not leaves_early:
-            return own + self._cycle_seconds() / capacity
+            return own + cycle_s / capacity
         steps = -(-self.spec.shard.num_rows // self.block_rows)
         finding_s = _EARLY_STEPS * factors.step_s * steps
-        return own + _EARLY_LEAVES * factors.expire_s.at(capacity) + (self._cycle_seconds() + finding_s) / capacity / 2
+        return own + _EARLY_LEAVES * factors.expire_s.at(capacity) + (cycle_s + finding_s) / capacity / 2
 
     def _lookup_seconds(self) -> float:
         """What a tuple costs by lookup: a page of codes and a page of rows, if they are on a disk."""

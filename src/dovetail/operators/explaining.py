@@ -1,6 +1,7 @@
 """What an operator does now, as a `Plan`: its parameters and memory as they are, its costs by its paper's model."""
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.model.balanced import BalancedModel
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from dovetail.operators.base import SemiStreamOperator
 
 __all__ = ["explain_operator", "factors_for", "plan_of"]
+
+_DIRECT_READ_S = 1e-4
 
 
 def factors_for(shard: RelationShard) -> CostFactors:
@@ -43,6 +46,9 @@ def factors_for(shard: RelationShard) -> CostFactors:
         return cpu.with_disk(seek_s=disk.seek_s, bandwidth_bytes_per_s=disk.bandwidth_bytes_per_s)
     if disk is None and shard.io_mode == "map":
         return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=20e9)
+    if shard.io_mode == "direct":
+        # A block is a read for its codes and one or two for each column, and each waits for the disk.
+        return replace(cpu, read_call_s=_DIRECT_READ_S * (1 + len(shard.schema)))
     return cpu
 
 
