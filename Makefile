@@ -26,7 +26,11 @@ $(READY): requirements.txt requirements-dev.txt pyproject.toml scripts/setup
 	@touch $@
 
 .PHONY: demo
-demo: setup  ## join a stream with a large table, by Spark's own join and by ours, with timings
+demo: setup  ## the retail example: bursts of orders cleaned, keyed, joined and loaded, with a report
+	@$(RUN) python examples/retail_demo.py $(ARGS)
+
+.PHONY: demo-enrich
+demo-enrich: setup  ## join a stream with a large table, by Spark's own join and by ours, with timings
 	@$(RUN) python examples/enrich_demo.py $(ARGS)
 
 .PHONY: demo-flow
@@ -48,6 +52,14 @@ test-variants: setup  ## the kernels' and operators' tests with the JIT off, and
 .PHONY: test-faults
 test-faults: setup  ## the fault tests at full size: every kill repeated 50 times
 	@DOVETAIL_FAULT_ROUNDS=50 $(RUN) python -m pytest tests/faults $(ARGS)
+
+.PHONY: test-services
+test-services: setup  ## flows with a real PostgreSQL and a real Kafka broker, installed if need be
+	@$(RUN) python -m pytest tests/services $(ARGS)
+
+.PHONY: jars
+jars:  ## fetch the connectors' jars (Kafka, PostgreSQL as master data) into jars/
+	@scripts/fetch-jars
 
 .PHONY: test-cluster
 test-cluster: setup  ## a standalone cluster of two workers, one of them killed; enrich through Spark Connect
@@ -88,6 +100,10 @@ bench-metadata: setup  ## joins with punctuations against XJoin, purging and sch
 bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of mapInArrow; table, JSON and plot
 	@$(RUN) python benchmarks/enrich.py $(ARGS)
 
+.PHONY: bench-warehouse
+bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
+	@$(RUN) python benchmarks/warehouse.py $(ARGS)
+
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches
 	@$(RUN) python benchmarks/enrich_soak.py $(ARGS)
@@ -99,5 +115,5 @@ soak-metadata: setup  ## state of a join with trailing punctuations through 10 m
 .PHONY: clean
 clean:  ## remove .venv, caches and everything else that was made here
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info \
-		spark-warehouse metastore_db derby.log artifacts
+		spark-warehouse metastore_db derby.log artifacts jars
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-SPARK_FREE = ["errors", "kernels", "memory", "metrics", "model", "operators", "relation", "state", "testing"]
+SPARK_FREE = [
+    "errors",
+    "kernels",
+    "memory",
+    "metrics",
+    "model",
+    "operators",
+    "relation",
+    "state",
+    "testing",
+    "warehouse",
+]
 EXISTING = [name for name in SPARK_FREE if importlib.util.find_spec(f"dovetail.{name}") is not None]
 
 # Imports every module of one subpackage, then tells which of the forbidden packages came along.

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import dovetail
-from dovetail.cli import relation
+from dovetail.cli import pipelines, relation
 from dovetail.cli.failures import ExitCode, Failure, failure_of
 from dovetail.cli.options import Json
 from dovetail.cli.output import output_for
@@ -28,6 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+pipelines.register(app)
 app.add_typer(relation.app, name="relation")
 
 

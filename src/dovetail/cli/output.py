@@ -7,7 +7,7 @@ failure is a result for the reader of JSON: it is that one document.
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -72,6 +72,10 @@ class Output(ABC):
         """What a vacuum removed, and what there was before and after."""
 
     @abstractmethod
+    def show(self, document: Document, render: "Callable[[TextOutput], None]") -> None:
+        """Any other result: the document itself, or what ``render`` makes of it."""
+
+    @abstractmethod
     def failure(self, failure: Failure) -> None:
         """Why the command did not do what it was asked to."""
 
@@ -97,6 +101,9 @@ class JsonOutput(Output):
     def vacuumed(self, document: Document) -> None:
         self._print(document)
 
+    def show(self, document: Document, render: "Callable[[TextOutput], None]") -> None:
+        self._print(document)
+
     def failure(self, failure: Failure) -> None:
         self._print(failure.as_dict())
 
@@ -112,8 +119,8 @@ class TextOutput(Output):
         own = "its own join code" if key["code"] == "value" else f"joined by hash ({key['code']})"
         parent = "" if document["parent"] is None else f", from version {document['parent']}"
         share = f" ({document['index_bytes'] / document['bytes']:.2%} of the rows' bytes)" if document["bytes"] else ""
-        self._title(f"Relation {document['path']}")
-        self._pairs(
+        self.title(f"Relation {document['path']}")
+        self.pairs(
             {
                 "version": f"{document['version']} ({document['operation']}{parent}, {_when(document['created_at'])})",
                 "key": f"{', '.join(key['columns'])}: {own}",
@@ -126,14 +133,14 @@ class TextOutput(Output):
                 "shards": f"{document['shards']:,}",
             }
         )
-        self._title("Columns")
-        self._table(
+        self.title("Columns")
+        self.table(
             {"name": "left", "type": "left", "nullable": "left"},
             [[c["name"], c["type"], "yes" if c["nullable"] else "no"] for c in document["schema"]],
         )
         if "shards_detail" in document:
-            self._title("Shards")
-            self._table(
+            self.title("Shards")
+            self.table(
                 dict.fromkeys(("shard", "rows", "size", "distinct codes", "most rows of a code", "no key"), "right"),
                 [
                     [
@@ -149,8 +156,8 @@ class TextOutput(Output):
             )
 
     def versions(self, document: Document) -> None:
-        self._title(f"Versions of {document['path']}")
-        self._table(
+        self.title(f"Versions of {document['path']}")
+        self.table(
             {"version": "right", "made by": "left", "from": "right", "at": "left", "rows": "right", "size": "right"},
             [
                 [
@@ -168,9 +175,9 @@ class TextOutput(Output):
     def written(self, document: Document) -> None:
         past = {"build": "Built", "append": "Appended to", "upsert": "Upserted into", "delete": "Deleted from"}
         before = document["rows_before"]
-        self._line(f"{past[document['operation']]} {document['path']}: version {document['version']}")
+        self.line(f"{past[document['operation']]} {document['path']}: version {document['version']}")
         rows = f"{document['rows']:,}" if before is None else f"{before:,} -> {document['rows']:,}"
-        self._pairs(
+        self.pairs(
             {
                 "rows": rows,
                 "size": format_bytes(document["bytes"]),
@@ -183,14 +190,17 @@ class TextOutput(Output):
     def vacuumed(self, document: Document) -> None:
         before, after, removed = document["before"], document["after"], document["removed"]
         numbers = ", ".join(map(str, removed["versions"])) or "none"
-        self._line(f"Vacuumed {document['path']}")
-        self._pairs(
+        self.line(f"Vacuumed {document['path']}")
+        self.pairs(
             {
                 "versions": f"{before['versions']:,} -> {after['versions']:,} (removed: {numbers})",
                 "data files": f"{before['files']:,} -> {after['files']:,}",
                 "size": f"{format_bytes(before['bytes'])} -> {format_bytes(after['bytes'])}",
             }
         )
+
+    def show(self, document: Document, render: "Callable[[TextOutput], None]") -> None:
+        render(self)
 
     def failure(self, failure: Failure) -> None:
         if failure.kind != "Interrupted":
@@ -202,13 +212,16 @@ class TextOutput(Output):
 
     # ---------------------------------------------------------------- pieces
 
-    def _title(self, text: str) -> None:
+    def title(self, text: str) -> None:
+        """A heading."""
         self.results.print(text, style="bold", markup=False, soft_wrap=True)
 
-    def _line(self, text: str) -> None:
+    def line(self, text: str) -> None:
+        """A line, folded by the terminal if it is long."""
         self.results.print(text, markup=False, soft_wrap=True)
 
-    def _pairs(self, pairs: Mapping[str, str]) -> None:
+    def pairs(self, pairs: Mapping[str, str]) -> None:
+        """Names with values."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -216,7 +229,8 @@ class TextOutput(Output):
             grid.add_row(name, Text(value))
         self.results.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
-    def _table(self, columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> None:
+    def table(self, columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> None:
+        """Rows under headings, each left or right."""
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name, justify in columns.items():
             table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")

@@ -25,9 +25,10 @@ import dovetail
 from dovetail.errors import StateError
 from dovetail.faultpoints import fault_point
 from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.diverting import Diversion
 from dovetail.spark.routing import Router
 from dovetail.spark.shard_job import ShardJob
-from dovetail.spark.sinks.base import Sink
+from dovetail.spark.sinks.base import Receipt, Sink
 from dovetail.spark.steps import BatchClock, Step, StepRecord
 from dovetail.spark.ticks import with_ticks, without_ticks
 from dovetail.spark.trailers import Trailers, with_trailer
@@ -36,7 +37,7 @@ from dovetail.state import FlowStore, ShardState
 __all__ = ["CommitProtocol", "Stage", "Transform"]
 
 Transform = Callable[[DataFrame], DataFrame]
-Stage = Step | Transform
+Stage = Step | Transform | Diversion
 Commit = dict[str, Any]
 
 _CLEAN_EVERY = 8
@@ -63,6 +64,7 @@ class CommitProtocol:
         self._stages, self._store, self._sink = tuple(stages), store, sink
         self._drains_always, self._keep_commits = drains_always, keep_commits
         self._steps = [stage for stage in stages if isinstance(stage, Step)]
+        self._side_sinks = [stage.sink for stage in stages if isinstance(stage, Diversion)]
         self._routers: dict[str, Router] = {}
         self._last_commit: Commit | None = None
         self._runs_since_cleanup = _CLEAN_EVERY
@@ -88,13 +90,15 @@ class CommitProtocol:
             self._require_same_query(document, query_id)
         if previous is not None:
             # Spark has moved on, so the micro-batch before this one is never published again.
-            self._publisher(previous).forget(previous["receipt"])
+            for sink, receipt in self._receipts(previous):
+                sink.forget(receipt)
         is_new = commit is None
         if commit is None:
             intent = self._store.intent(batch) or self._create_intent(batch, previous, query_id)
             commit = self._run_job(df, batch, intent, previous)
         fault_point("flow.publish.before")
-        self._publisher(commit).publish(commit["receipt"])
+        for sink, receipt in self._receipts(commit):
+            sink.publish(receipt)
         for step in self._steps:
             step.publish(_record(commit, step), self._store.state_root, batch)
         fault_point("flow.publish.after")
@@ -169,6 +173,7 @@ class CommitProtocol:
         rows = df
         given: dict[str, DataFrame] = {}
         collectors: dict[str, Trailers] = {}
+        side: list[dict[str, Any]] = []
         for position, stage in enumerate(self._stages):
             if isinstance(stage, Step):
                 is_last = position == len(self._stages) - 1
@@ -179,6 +184,10 @@ class CommitProtocol:
                     placed = rows if position == 0 else stage.route([rows])
                 rows = self._apply(stage, placed, batch, intent, previous, collectors[stage.name], is_last)
                 given[stage.name] = rows
+            elif isinstance(stage, Diversion):
+                # Before the first operator: what leaves is a function of the micro-batch's rows alone.
+                side.append({"sink": stage.sink.kind, "receipt": dict(stage.sink.stage(stage.leaving(rows), batch))})
+                rows = stage.staying(rows)
             else:
                 rows = stage(rows)
                 require_deterministic(rows, "a transformation")
@@ -193,6 +202,7 @@ class CommitProtocol:
             "drain": intent["drain"],
             "sink": self._sink.kind,
             "receipt": dict(receipt),
+            "side": side,
             "rows": {name: rows_out for name, (_, rows_out) in found.items()},
             "operators": {name: _as_dicts(record) for name, (record, _) in found.items()},
         }
@@ -224,6 +234,18 @@ class CommitProtocol:
         return step.finish(trailers.watch(mapped))
 
     # ================================================================ 4. publish
+
+    def _receipts(self, commit: Commit) -> list[tuple[Sink, Receipt]]:
+        """What a commit has staged, with the sink that publishes it."""
+        side = commit.get("side", [])
+        if [part["sink"] for part in side] != [sink.kind for sink in self._side_sinks]:
+            raise StateError(
+                f"Micro-batch {commit['batch']} was staged with {len(side)} side sinks, this flow has "
+                f"{len(self._side_sinks)}.",
+                hint="Start the flow as it was, until one more micro-batch is through, or with a new checkpoint.",
+            )
+        parts = [part["receipt"] for part in side]
+        return [*zip(self._side_sinks, parts, strict=True), (self._publisher(commit), commit["receipt"])]
 
     def _publisher(self, commit: Commit) -> Sink:
         if commit["sink"] != self._sink.kind:

@@ -20,7 +20,7 @@ from dovetail.relation.io import PAGE_BYTES
 from dovetail.spark.enrich_task import EnrichTask, LookupTask, OperatorTask, make_operator
 from dovetail.spark.join_plan import JoinPlan
 
-__all__ = ["Explanation", "JoinExplanation", "explain", "register"]
+__all__ = ["Explanation", "JoinExplanation", "explain", "explained", "register"]
 
 _MARKER = re.compile(r"dovetail_enrich_[0-9a-f]{12}")
 _MOST_PLANS = 1_000
@@ -148,7 +148,7 @@ def explain(df: Any) -> Any:
         raise PlanError(
             f"{unknown[0]} was planned by another process, or very long ago.", hint="Call enrich again, then explain."
         )
-    return Explanation(tuple(_explained(*_PLANS[name]) for name in names))
+    return Explanation(tuple(explained(*_PLANS[name]) for name in names))
 
 
 def _plan_text(df: DataFrame) -> str:
@@ -158,7 +158,8 @@ def _plan_text(df: DataFrame) -> str:
     return str(df._explain_string("extended"))
 
 
-def _explained(task: EnrichTask, plan: JoinPlan) -> JoinExplanation:
+def explained(task: EnrichTask, plan: JoinPlan) -> JoinExplanation:
+    """How one join will be done."""
     model: Plan | None = None
     if isinstance(task, OperatorTask):
         model, memory, why = _operator(task, plan)

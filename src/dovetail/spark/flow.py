@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T
 
 from dovetail.errors import PlanError
 from dovetail.memory import Budget
@@ -21,12 +22,15 @@ from dovetail.operators.spec import KeyNames
 from dovetail.spark.built_relations import relation_of
 from dovetail.spark.commit import CommitProtocol, Stage
 from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.diverting import Diversion
 from dovetail.spark.durations import parse_duration_ms
 from dovetail.spark.flow_query import FlowQuery
 from dovetail.spark.flow_step import EnrichStep, Refresh
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.sinks.base import Sink, SinkContext
 from dovetail.spark.steps import Step, StepExplanation
+from dovetail.spark.waiting_step import WaitingStep
+from dovetail.spark.warehouse_stages import WarehouseStages
 from dovetail.state import FlowFingerprint, FlowStore
 from dovetail.state.store import FEWEST_COMMITS_KEPT
 
@@ -77,6 +81,8 @@ class FlowExplanation:
 
     def text(self) -> str:
         """Lines for a terminal."""
+        if not self.steps:
+            return f"{self.flow}: no stateful stage; rows go from the source to the sink."
         return "\n\n".join([f"{'flow':<13} {self.flow}", *(step.text() for step in self.steps)])
 
     def __str__(self) -> str:
@@ -86,7 +92,7 @@ class FlowExplanation:
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(WarehouseStages):
     """A dataflow that is described but does not run yet; made by `stream`, and every method gives a new one."""
 
     name: str
@@ -155,7 +161,42 @@ class Flow:
             strategy=strategy,
             objective=objective,
         )
-        return self._then(EnrichStep(f"{1 + len(self.steps)}-enrich", plan, here, max_delay_ms, refresh))
+        return self._then(EnrichStep(self._step_name("enrich"), plan, here, max_delay_ms, refresh))
+
+    def wait_for(
+        self,
+        relation: Any,
+        *,
+        on: KeyNames | None = None,
+        deadline: str,
+        how: Literal["left", "inner"] = "left",
+        select: str | Sequence[str] | None = None,
+        condition: str | Condition | None = None,
+    ) -> "Flow":
+        """Join with a relation whose rows may come later than the tuples that need them: early facts.
+
+        A tuple that finds its row leaves at once. One that does not waits, and is tried again whenever the relation has
+        a new version; nothing else waits for it. Rows that wait stay in the checkpoint when the flow ends, also under
+        ``"available-now"``.
+
+        Parameters
+        ----------
+        relation, on, select, condition
+            As for `enrich`; each micro-batch takes the relation's newest version.
+        deadline
+            How long a tuple waits at most, such as ``"10 minutes"``, give or take one trigger.
+        how
+            What becomes of a tuple that has waited in vain: ``"left"``: NULLs; ``"inner"``: it is dropped.
+        """
+        if how not in ("left", "inner"):
+            raise PlanError(f"how={how!r} is not known.", hint="Use 'left' or 'inner'.")
+        deadline_ms = parse_duration_ms("deadline", deadline)
+        here = self._here()
+        opened = relation_of(here.sparkSession, relation, on, None)
+        plan = plan_join(here, opened, on=on, how="left", select=select, condition=condition)
+        if not plan.has_equality:
+            raise PlanError("wait_for joins on equal keys.", hint="Pass on=.")
+        return self._then(WaitingStep(self._step_name("wait_for"), plan, here, deadline_ms, how == "left"))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
         """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.
@@ -173,6 +214,43 @@ class Flow:
         require_deterministic(result, "a transformation")
         return self._then(function)
 
+    def divert(
+        self, where: str, to: Sink, *, columns: Sequence[str] = ("*",), drop: str | Sequence[str] = ()
+    ) -> "Flow":
+        """Send rows to a sink of their own, before the flow's first operator: exactly once, as the others.
+
+        Parameters
+        ----------
+        where
+            SQL: the rows that leave. A row for which it is NULL stays.
+        to
+            Where they go.
+        columns
+            SQL expressions: what that sink gets of them.
+        drop
+            Columns that the flow goes on without.
+
+        Raises
+        ------
+        PlanError
+            If an operator stands before it, or the SQL has no meaning.
+        """
+        if any(isinstance(stage, Step) for stage in self._stages):
+            raise PlanError(
+                "divert stands before the first operator: after one, rows would be computed twice.",
+                hint="Move it to the front, or filter in the sink.",
+            )
+        if not isinstance(to, Sink):
+            raise PlanError(f"{to!r} is not a sink.", hint="Use one of dovetail.sinks, such as sinks.parquet(path).")
+        dropped = (drop,) if isinstance(drop, str) else tuple(drop)
+        diversion = Diversion(where, tuple(columns), dropped, to)
+        for rows in (diversion.leaving(self._here()), diversion.staying(self._here())):
+            require_deterministic(rows, "a diversion")
+        return self._then(diversion)
+
+    def _step_name(self, kind: str) -> str:
+        return f"{1 + sum(isinstance(stage, Step) for stage in self._stages)}-{kind}"
+
     def _then(self, stage: Stage) -> "Flow":
         return replace(self, _stages=(*self._stages, stage))
 
@@ -181,10 +259,29 @@ class Flow:
         spark = self._source.sparkSession
         rows = spark.createDataFrame([], self._source.schema)
         for stage in self._stages:
-            rows = spark.createDataFrame([], stage.output if isinstance(stage, Step) else stage(rows).schema)
+            rows = spark.createDataFrame([], self._after(stage, rows))
         return rows
 
-    # ================================================================ running
+    @staticmethod
+    def _after(stage: Stage, rows: DataFrame) -> T.StructType:
+        if isinstance(stage, Step):
+            return stage.output
+        return (stage.staying(rows) if isinstance(stage, Diversion) else stage(rows)).schema
+
+    def _open_side_sinks(self, store: FlowStore) -> None:
+        rows, number = self._source.sparkSession.createDataFrame([], self._source.schema), 0
+        for stage in self._stages:
+            if isinstance(stage, Diversion):
+                place = store.staged_root / f"side-{number}"
+                place.mkdir(exist_ok=True)
+                stage.sink.open(SinkContext(rows.sparkSession, self.name, stage.leaving(rows).schema, place))
+                number += 1
+            rows = rows.sparkSession.createDataFrame([], self._after(stage, rows))
+
+    def budgets(self) -> dict[str, int]:
+        """The budget of each stateful operator that has one, in bytes, by the operator's name."""
+        steps = [stage for stage in self._stages if isinstance(stage, Step)]
+        return {step.name: step.budget_bytes for step in steps if step.budget_bytes is not None}
 
     def write(
         self,
@@ -222,7 +319,10 @@ class Flow:
         spark = self._source.sparkSession
         store = FlowStore(checkpoint)
         store.open(FlowFingerprint(self.name, tuple(step.fingerprint() for step in self.steps)))
+        for step in self.steps:
+            step.open(store)
         sink.open(SinkContext(spark, self.name, self._here().schema, store.staged_root))
+        self._open_side_sinks(store)
         protocol = CommitProtocol(self._stages, store, sink, drains_always=ends_by_itself, keep_commits=keep_commits)
         query = FlowQuery(protocol, self.name)
         writer = (

@@ -9,12 +9,15 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from dovetail.errors import RelationNotFound
+from dovetail.memory import Budget
 from dovetail.relation import Relation
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN
+from dovetail.spark.enrich_task import OperatorTask
+from dovetail.spark.explain import explained
 from dovetail.spark.flow_task import FlowJoinTask
 from dovetail.spark.join_plan import JoinPlan
 from dovetail.spark.routing import is_sortable
-from dovetail.spark.steps import BatchClock, Step, StepRecord
+from dovetail.spark.steps import BatchClock, Step, StepExplanation, StepRecord
 
 __all__ = ["EnrichStep", "Refresh"]
 
@@ -43,7 +46,7 @@ class EnrichStep(Step):
     ) -> None:
         self.name, self.plan = name, plan
         self.max_delay_ms, self.refresh = max_delay_ms, refresh
-        self.shards = plan.recipe.num_shards
+        self.shards, self.budget_bytes = plan.recipe.num_shards, plan.budget.total_bytes
         self.output, self.mapped_schema = plan.output, plan.mapped_schema
         self._input = stream.schema
         routed = self._placed(stream)
@@ -70,6 +73,15 @@ class EnrichStep(Step):
             "condition": None if recipe.condition is None else recipe.condition.describe(),
             "relation": recipe.path,
         }
+
+    def explanation(self) -> StepExplanation:
+        """The join's strategy, memory and predicted rate, for each shard."""
+        plan = self.plan
+        strategy = plan.strategy if plan.has_equality else "mesh"
+        budget = Budget(max(1, plan.budget.total_bytes // self.shards))
+        task = OperatorTask(plan.recipe, self.refresh, self.name, strategy, plan.objective, budget)
+        join = explained(task, plan)
+        return StepExplanation(self.name, {"kind": "enrich", "shards": self.shards}, join.as_dict(), join.text())
 
     def _placed(self, df: DataFrame) -> DataFrame:
         return self.plan.prepare(df, "shard" if self.plan.has_equality else "replicate", moves_rows=False)

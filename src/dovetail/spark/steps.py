@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from dovetail.spark.shard_job import ShardTask
-from dovetail.state import ShardState
+from dovetail.state import FlowStore, ShardState
 
 __all__ = ["BatchClock", "Step", "StepExplanation", "StepRecord"]
 
@@ -109,13 +109,23 @@ class Step(ABC):
     sort_first: str | None = None
     takes: tuple[str, ...] | None = None
 
+    budget_bytes: int | None = None
+    """The most memory it takes, all shards together, where that is declared."""
+
+    def open(self, store: FlowStore) -> None:
+        """Get ready, or refuse; called once before a query starts, when the checkpoint is known to be the flow's."""
+        self.store = store
+
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on, ready for JSON; see `FlowFingerprint`."""
 
     def explanation(self) -> StepExplanation:
         """How it will be done."""
-        return StepExplanation(self.name, {"kind": self.fingerprint()["kind"], "shards": self.shards})
+        about = self.fingerprint()
+        known = ("name", "kind", "shards", "input", "output", "hash")
+        settings = {name: value for name, value in about.items() if name not in known and value is not None}
+        return StepExplanation(self.name, {"kind": about["kind"], "shards": self.shards, **settings})
 
     @abstractmethod
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:

@@ -4,6 +4,8 @@
 sink                    what it does                                                  after a crash
 ======================  ============================================================  ==================================
 `parquet`               plain Parquet files in a directory                            every row exactly once
+`postgres`, `jdbc`      a table of a PostgreSQL database                              every row exactly once
+`kafka`                 JSON records in a topic                                       at least once, with headers
 `foreach_batch`         calls a function with the rows of each micro-batch            same rows and number, maybe again
 `memory`                keeps the rows in this process                                rows not yet published come
 `console`               prints the rows                                               the last may be printed again
@@ -12,7 +14,9 @@ sink                    what it does                                            
 """
 
 from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
+from dovetail.spark.sinks.kafka import KafkaSink, kafka
 from dovetail.spark.sinks.parquet import ParquetSink, parquet
+from dovetail.spark.sinks.postgres import PostgresSink, jdbc, postgres
 from dovetail.spark.sinks.simple import NoopSink, noop
 from dovetail.spark.sinks.staged import (
     ConsoleSink,
@@ -26,15 +30,20 @@ from dovetail.spark.sinks.staged import (
 __all__ = [
     "ConsoleSink",
     "ForeachBatchSink",
+    "KafkaSink",
     "MemorySink",
     "NoopSink",
     "ParquetSink",
+    "PostgresSink",
     "Receipt",
     "Sink",
     "SinkContext",
     "console",
     "foreach_batch",
+    "jdbc",
+    "kafka",
     "memory",
     "noop",
     "parquet",
+    "postgres",
 ]

@@ -1,0 +1,451 @@
+"""What can be known of a pipeline before Spark starts: names, order, columns, files, secrets.
+
+Nothing is written and no query is started. What only Spark can tell (whether a SQL expression has a meaning) is told
+when the pipeline is planned, which is still before any row moves.
+"""
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import DovetailError
+from dovetail.pipeline.chain import Chain, chain_of
+from dovetail.pipeline.columns import KnownColumns, parse_schema, selected_names
+from dovetail.pipeline.documents import Document, Location
+from dovetail.pipeline.models import (
+    FileSource,
+    JdbcTable,
+    KafkaSource,
+    ParquetSink,
+    Pipeline,
+    PostgresSink,
+    TableFiles,
+)
+from dovetail.pipeline.problems import PipelineError, Problem, one_of
+from dovetail.pipeline.secrets import Secret
+from dovetail.pipeline.step_models import Step
+
+if TYPE_CHECKING:
+    from dovetail.relation import Relation
+
+__all__ = ["CheckedPipeline", "check_pipeline", "local_path"]
+
+
+@dataclass(frozen=True)
+class CheckedPipeline:
+    """A pipeline that can be planned.
+
+    Attributes
+    ----------
+    pipeline, document
+        The pipeline, and the file that says so.
+    chain
+        Its steps in order.
+    columns
+        What goes to the sink, as far as that is known without Spark.
+    """
+
+    pipeline: Pipeline
+    document: Document
+    chain: Chain
+    columns: KnownColumns
+
+    def path(self, text: str) -> str:
+        """A path of the file's, which is relative to the file's directory."""
+        return local_path(text, self.document)
+
+
+def local_path(text: str, document: Document) -> str:
+    """A path as the file means it: relative to the file's own directory; addresses with a scheme stay as they are."""
+    if "://" in text:
+        return text
+    return os.path.normpath(document.path.absolute().parent / Path(text).expanduser())
+
+
+def check_pipeline(pipeline: Pipeline, document: Document) -> CheckedPipeline:
+    """Check what pydantic cannot: references, order, columns, what is on disk, secrets.
+
+    Raises
+    ------
+    PipelineError
+        With everything that is wrong.
+    """
+    return _Checker(pipeline, document).run()
+
+
+class _Checker:
+    def __init__(self, pipeline: Pipeline, document: Document) -> None:
+        self.pipeline, self.document = pipeline, document
+        self.problems: list[Problem] = []
+
+    def run(self) -> CheckedPipeline:
+        sources = {name: self._source(name) for name in self.pipeline.sources}
+        relations = {name: self._relation(name) for name in self.pipeline.relations}
+        self._places()
+        self._secrets(self.pipeline, ())
+        chain, wrong = chain_of(self.pipeline, self.document)
+        self.problems += wrong
+        columns: KnownColumns = None
+        if not wrong:
+            columns = self._along(chain, sources, relations)
+            self._sink(columns)
+        if self.problems:
+            raise PipelineError(self.document.path, self.problems)
+        return CheckedPipeline(self.pipeline, self.document, chain, columns)
+
+    def _wrong(self, at: Location, message: str, hint: str = "") -> None:
+        self.problems.append(self.document.problem(at, message, hint))
+
+    def _path(self, text: str) -> str:
+        return local_path(text, self.document)
+
+    # ---------------------------------------------------------------- sources
+
+    def _source(self, name: str) -> KnownColumns:
+        source, at = self.pipeline.sources[name], ("sources", name)
+        columns: KnownColumns = {"timestamp": "timestamp", "value": "bigint"}
+        if isinstance(source, FileSource):
+            found = self._files((*at, "path"), source.path, needs_files=source.columns is None)
+            columns = self._schema((*at, "schema"), source.columns)
+            if source.columns is None:
+                columns = _schema_of_parquet(found) if source.format == "parquet" else None
+        elif isinstance(source, KafkaSource):
+            columns = self._schema((*at, "schema"), source.columns)
+        if source.watermark is not None and columns is not None:
+            self._has_columns((*at, "watermark", "column"), [source.watermark.column], columns)
+        if source.select is not None and columns is not None:
+            columns = self._selected((*at, "select"), source.select, columns)
+        return columns
+
+    def _schema(self, at: Location, text: str | None) -> KnownColumns:
+        if text is None:
+            return None
+        try:
+            return parse_schema(text)
+        except ValueError as error:
+            self._wrong(at, str(error))
+            return None
+
+    def _files(self, at: Location, text: str, needs_files: bool) -> list[str]:
+        """The files at a path, or the complaint that there is no such place."""
+        path = self._path(text)
+        if "://" in path:
+            return []
+        if glob.has_magic(path):
+            found = sorted(glob.glob(path))
+            if not found and needs_files:
+                self._wrong(at, f"No file fits {path}.")
+            return found
+        if not os.path.exists(path):
+            self._wrong(at, f"{path} does not exist.", _neighbour(path))
+            return []
+        if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+            self._wrong(at, f"{path} cannot be read: permission denied.", "Give this user the right to read it.")
+            return []
+        if not os.path.isdir(path):
+            return [path]
+        found = sorted(os.path.join(path, name) for name in os.listdir(path) if name[0] not in "._")
+        if needs_files and not found:
+            self._wrong(at, f"{path} holds no files, so its columns are not known.", "Add schema:.")
+        return found
+
+    # ---------------------------------------------------------------- relations
+
+    def _relation(self, name: str) -> "tuple[KnownColumns, tuple[str, ...] | None]":
+        """Columns and key of a relation, as far as they are known."""
+        entry, at = self.pipeline.relations[name], ("relations", name)
+        owners = [step for step in self.pipeline.steps if step.kept_relation == name]
+        if len(owners) > 1:
+            self._wrong(at, "Two steps keep this relation, but it has one writer.", "Give each a relation of its own.")
+        relation = self._opened((*at, "path"), entry.path, is_made=entry.build is not None or bool(owners))
+        if relation is not None:
+            return dict.fromkeys(relation.schema.names, ""), relation.key
+        if entry.build is None:
+            return None, None
+        build, columns = entry.build, None
+        if isinstance(build, TableFiles):
+            found = self._files((*at, "build", "path"), build.path, needs_files=True)
+            columns = self._schema((*at, "build", "schema"), build.columns)
+            if columns is None and build.format == "parquet":
+                columns = _schema_of_parquet(found)
+        elif isinstance(build, JdbcTable):
+            self._address((*at, "build", "url"), build.url)
+        if columns is not None:
+            self._has_columns((*at, "build", "on"), build.on, columns)
+        return columns, tuple(build.on)
+
+    def _opened(self, at: Location, text: str, is_made: bool) -> "Relation | None":
+        from dovetail.errors import RelationNotFound
+        from dovetail.relation import Relation
+
+        path = self._path(text)
+        try:
+            return Relation.open(path)
+        except RelationNotFound:
+            if not is_made:
+                self._wrong(
+                    at,
+                    f"There is no relation at {path}.",
+                    _neighbour(path) or "Build it with dovetail relation build, or say from what with build:.",
+                )
+        except DovetailError as error:
+            self._wrong(at, str(error))
+        return None
+
+    def _address(self, at: Location, url: str) -> None:
+        if not url.startswith("jdbc:"):
+            self._wrong(at, f"{url!r} is not an address of JDBC.", "Write jdbc:postgresql://host:5432/database.")
+        elif "@" in url or "password=" in url.lower():
+            self._wrong(at, "The address holds a user or a password.", "Give them as user: and password:.")
+
+    # ---------------------------------------------------------------- steps
+
+    def _along(
+        self,
+        chain: Chain,
+        sources: Mapping[str, KnownColumns],
+        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+    ) -> KnownColumns:
+        columns = None if len(chain.inputs) > 1 else sources[chain.inputs[0]]
+        for number in chain.steps:
+            step, at = self.pipeline.steps[number], ("steps", number)
+            known = len(self.problems)
+            if step.multi_join is not None:
+                columns = self._joined((*at, "multi_join"), step, sources)
+            else:
+                columns = self._after(at, step, columns, relations)
+            if len(self.problems) > known:
+                columns = None  # what follows from a mistake is not another one
+        return columns
+
+    def _joined(self, at: Location, step: Step, sources: Mapping[str, KnownColumns]) -> KnownColumns:
+        join = step.multi_join
+        assert join is not None
+        on = dict.fromkeys(join.inputs, join.on) if not isinstance(join.on, dict) else join.on
+        for name in on:
+            if name not in join.inputs:
+                self._wrong((*at, "on"), f"{name!r} is not one of the inputs.", one_of(name, join.inputs))
+        result: KnownColumns = {}
+        for name in join.inputs:
+            columns, keys = sources[name], on.get(name)
+            if keys is None:
+                self._wrong((*at, "on"), f"There are no join columns for input {name!r}.")
+                continue
+            if columns is None:
+                result = None
+                continue
+            self._has_columns((*at, "on"), [keys] if isinstance(keys, str) else keys, columns, f"source {name!r}")
+            time = join.time.get(name) if isinstance(join.time, dict) else join.time
+            if time is not None:
+                self._has_columns((*at, "time"), [time], columns, f"source {name!r}")
+            if result is not None:
+                result |= columns
+        if join.window is not None and join.time is None:
+            self._wrong((*at, "window"), "A window needs the event-time column.", "Add time:.")
+        return result
+
+    def _after(
+        self,
+        at: Location,
+        step: Step,
+        columns: KnownColumns,
+        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+    ) -> KnownColumns:
+        """The columns after a step, from those before it."""
+        if step.enrich is not None:
+            return self._enriched((*at, "enrich"), step.enrich, columns, relations)
+        if step.wait_for is not None:
+            return self._enriched((*at, "wait_for"), step.wait_for, columns, relations)
+        if step.kept_relation is not None:
+            return self._kept((*at, step.kind), step, columns, relations)
+        if columns is None:
+            return None
+        if step.columns is not None:
+            return self._selected((*at, "select"), step.columns, columns)
+        if step.with_columns is not None:
+            return {**columns, **dict.fromkeys(step.with_columns, "")}
+        if step.drop is not None:
+            self._has_columns((*at, "drop"), step.drop, columns)
+            return {name: kind for name, kind in columns.items() if name not in step.drop}
+        if step.rename is not None:
+            self._has_columns((*at, "rename"), list(step.rename), columns)
+            renamed = {step.rename.get(name, name): kind for name, kind in columns.items()}
+            if len(renamed) < len(columns):
+                self._wrong((*at, "rename"), "Two columns would have the same name.")
+            return renamed
+        return columns
+
+    def _known_relation(self, at: Location, name: str) -> bool:
+        if name in self.pipeline.relations:
+            return True
+        self._wrong((*at, "relation"), f"There is no relation {name!r}.", one_of(name, list(self.pipeline.relations)))
+        return False
+
+    def _enriched(
+        self,
+        at: Location,
+        enrich: Any,
+        columns: KnownColumns,
+        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+    ) -> KnownColumns:
+        if not self._known_relation(at, enrich.relation):
+            return None
+        theirs, key = relations[enrich.relation]
+        on = enrich.on if enrich.on is not None else list(key or ())
+        mine = [on] if isinstance(on, str) else list(on)
+        if columns is not None:
+            self._has_columns((*at, "on"), mine, columns)
+        if isinstance(on, dict) and theirs is not None:
+            self._has_columns((*at, "on"), list(on.values()), theirs, f"relation {enrich.relation!r}")
+        if key is not None and len(mine) != len(key):
+            self._wrong(
+                (*at, "on"),
+                f"The key of relation {enrich.relation!r} is {', '.join(key)}; {len(mine)} columns are named.",
+            )
+        if enrich.columns is not None and theirs is not None:
+            self._has_columns((*at, "select"), enrich.columns, theirs, f"relation {enrich.relation!r}")
+        if columns is None or theirs is None or key is None:
+            return None
+        if enrich.how in ("semi", "anti"):
+            return columns
+        added = [name for name in (enrich.columns or theirs) if name not in key]
+        both = [name for name in added if name in columns]
+        if both:
+            self._wrong(
+                at,
+                f"The stream and the relation both have a column {both[0]!r}.",
+                "Rename the stream's before, or leave the relation's out with select:.",
+            )
+        return {**columns, **dict.fromkeys(added, "")}
+
+    def _kept(
+        self,
+        at: Location,
+        step: Step,
+        columns: KnownColumns,
+        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+    ) -> KnownColumns:
+        """After a step that keeps a relation."""
+        body: Any = step.body
+        if not self._known_relation(at, body.relation) or columns is None:
+            return None
+        on = [body.on] if isinstance(body.on, str) else list(body.on)
+        theirs = list(body.on.values()) if isinstance(body.on, dict) else on
+        self._has_columns((*at, "on"), on, columns)
+        for name in ("compare", "columns", "order_by"):
+            self._has_columns((*at, name), getattr(body, name, None) or [], columns)
+        key = relations[body.relation][1]
+        if key is not None and list(key) != theirs:
+            self._wrong(
+                (*at, "on"), f"The key of relation {body.relation!r} is {', '.join(key)}, not {', '.join(theirs)}."
+            )
+        if step.history is not None:
+            self._has_columns((*at, "time"), [step.history.time], columns)
+            attributes = body.columns or [name for name in columns if name not in on and name != body.time]
+            return dict.fromkeys([*theirs, *attributes, body.valid_from, body.valid_to], "")
+        added = body.mark if step.deduplicate is not None else body.column
+        if added in columns:
+            self._wrong(at, f"There is a column {added!r} already.", "Choose another name for the new one.")
+        return columns if added is None else {**columns, added: ""}
+
+    def _selected(self, at: Location, expressions: list[str], columns: dict[str, str]) -> KnownColumns:
+        left, missing = selected_names(expressions, columns)
+        if missing:
+            self._has_columns(at, missing, columns)
+        return left
+
+    def _has_columns(self, at: Location, names: list[str], columns: Mapping[str, str], owner: str = "") -> None:
+        folded = {name.casefold() for name in columns}
+        for name in names:
+            if name.casefold() not in folded:
+                whose = f" in {owner}" if owner else ""
+                self._wrong(at, f"There is no column {name!r}{whose}.", one_of(name, list(columns)))
+
+    # ---------------------------------------------------------------- sink, places, secrets
+
+    def _sink(self, columns: KnownColumns) -> None:
+        sink = self.pipeline.sink
+        key = getattr(sink, "key", None)
+        if key is not None and columns is not None:
+            self._has_columns(("sink", "key"), key, columns)
+        if isinstance(sink, PostgresSink) and ("@" in sink.host or "/" in sink.host.lstrip("/")):
+            self._wrong(("sink", "host"), f"{sink.host!r} is not the name of a host.")
+
+    def _places(self) -> None:
+        """Directories that the flow will write to: none is a file, no two are the same."""
+        places: dict[str, Location] = {}
+        wanted: list[tuple[Location, str]] = [(("checkpoint",), self.pipeline.checkpoint)]
+        if isinstance(self.pipeline.sink, ParquetSink):
+            wanted.append((("sink", "path"), self.pipeline.sink.path))
+        for name, source in self.pipeline.sources.items():
+            if isinstance(source, FileSource):
+                wanted.append((("sources", name, "path"), source.path))
+            letters = getattr(source, "dead_letter", None)
+            if letters is not None:
+                wanted.append((("sources", name, "dead_letter", "path"), letters.path))
+        for at, text in wanted:
+            path = self._path(text)
+            if at[0] != "sources" or at[-2] == "dead_letter":
+                self._writable(at, path)
+            if path in places:
+                self._wrong(at, f"{path} is also {'.'.join(map(str, places[path]))}.", "Give each its own directory.")
+            places[path] = at
+
+    def _writable(self, at: Location, path: str) -> None:
+        if "://" in path:
+            self._wrong(at, f"{path} is not on a disk.", "Use a local directory, or one that all nodes mount.")
+            return
+        here = Path(path)
+        if here.exists() and not here.is_dir():
+            self._wrong(at, f"{path} is a file.", "Name a directory.")
+            return
+        while not here.exists():
+            here = here.parent
+        if not here.is_dir():
+            self._wrong(at, f"{here} is a file, so {path} cannot be made.")
+        elif not os.access(here, os.W_OK | os.X_OK):
+            self._wrong(at, f"{path} cannot be written: permission denied.", "Give this user the right to write there.")
+
+    def _secrets(self, value: Any, at: Location) -> None:
+        """Every secret must be there; what it is nobody says."""
+        if isinstance(value, Secret):
+            try:
+                value.read()
+            except DovetailError as error:
+                self._wrong(at, error.message, error.hint or "")
+            return
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self._secrets(inner, (*at, name))
+        elif isinstance(value, list):
+            for number, inner in enumerate(value):
+                self._secrets(inner, (*at, number))
+        elif hasattr(type(value), "model_fields"):
+            for name, field in type(value).model_fields.items():
+                self._secrets(getattr(value, name), (*at, field.alias or name))
+
+
+def _schema_of_parquet(files: list[str]) -> KnownColumns:
+    """The columns of the first Parquet file, if it can be read here."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in files:
+        if os.path.isfile(file):
+            try:
+                return dict.fromkeys(pq.read_schema(file).names, "")
+            except (OSError, pa.ArrowException):
+                return None
+    return None
+
+
+def _neighbour(path: str) -> str:
+    """A hint: something of nearly this name."""
+    parent, name = os.path.split(path)
+    if not os.path.isdir(parent):
+        return f"Its directory {parent} does not exist either."
+    hint = one_of(name, [entry for entry in os.listdir(parent) if entry[0] != "."])
+    return hint if hint.startswith("Did") else ""

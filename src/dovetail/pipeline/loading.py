@@ -1,0 +1,163 @@
+"""From a file to a checked `Pipeline`: pydantic's errors as sentences with a line."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dovetail.pipeline.documents import Document, Location, load_document
+from dovetail.pipeline.models import Pipeline
+from dovetail.pipeline.problems import PipelineError, Problem, one_of
+
+__all__ = ["json_schema", "load_pipeline", "parse_pipeline"]
+
+_WANTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of names to values",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def parse_pipeline(
+    path: str | os.PathLike[str], variables: Mapping[str, str] | None = None
+) -> tuple[Pipeline, Document]:
+    """Read and validate a file, without looking at anything that it names.
+
+    Raises
+    ------
+    PipelineError
+        With everything that is wrong.
+    """
+    document = load_document(path, variables)
+    try:
+        return Pipeline.model_validate(document.data, by_alias=True, by_name=False), document
+    except ValidationError as error:
+        problems = [_problem(document, dict(detail)) for detail in error.errors(include_url=False)]
+    raise PipelineError(document.path, _innermost(problems))
+
+
+def load_pipeline(path: str | os.PathLike[str], variables: Mapping[str, str] | None = None) -> Pipeline:
+    """Read a pipeline file and check it, what it names included; see `dovetail.pipeline.checks`.
+
+    Parameters
+    ----------
+    path
+        The file.
+    variables
+        What ``${NAME}`` stands for; by default the environment.
+
+    Raises
+    ------
+    PipelineError
+        With file, line, what is wrong and what would be right.
+    """
+    from dovetail.pipeline.checks import check_pipeline
+
+    pipeline, document = parse_pipeline(path, variables)
+    check_pipeline(pipeline, document)
+    return pipeline
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of pipeline files, for editors.
+
+    Examples
+    --------
+    >>> sorted(json_schema()["properties"])[:3]
+    ['checkpoint', 'keep_commits', 'name']
+    """
+    schema = Pipeline.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Dovetail pipeline"}
+
+
+def _problem(document: Document, detail: dict[str, Any]) -> Problem:
+    location: Location = tuple(detail["loc"])
+    kind = str(detail["type"])
+    if kind == "extra_forbidden":
+        known = _keys_beside(location[:-1], document)
+        return document.problem(location, "There is no such key.", one_of(str(location[-1]), known))
+    if kind == "missing":
+        return document.problem(location, "This key is missing.", _what_it_is(location, document))
+    if kind == "union_tag_not_found":
+        return document.problem((*location, "format"), "This key is missing.", "Say which format it has.")
+    if kind == "union_tag_invalid":
+        given, known = str(detail["ctx"]["tag"]), str(detail["ctx"]["expected_tags"]).replace("'", "").split(", ")
+        return document.problem((*location, "format"), f"{given!r} is not a known format.", one_of(given, known))
+    if kind == "literal_error":
+        known = str(detail["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        return document.problem(location, f"{detail['input']!r} is not known.", one_of(str(detail["input"]), known))
+    if kind == "value_error":
+        return document.problem(location, str(detail["ctx"]["error"]))
+    if kind in _WANTED:
+        return document.problem(location, f"This must be {_WANTED[kind]}, not {_shown(detail['input'])}.")
+    if kind == "too_short":
+        return document.problem(location, "There must be at least one.", _what_it_is(location, document))
+    message = str(detail["msg"]).removeprefix("Input should be ")
+    return document.problem(location, f"This must be {message}." if message != detail["msg"] else f"{message}.")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, dict):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else repr(value)
+
+
+def _innermost(problems: Sequence[Problem]) -> list[Problem]:
+    """One problem per place: where a value fits none of several types, each of them has complained."""
+    found: dict[tuple[int, str], Problem] = {}
+    for problem in problems:
+        found.setdefault((problem.line, problem.place), problem)
+    return list(found.values())
+
+
+def _what_it_is(location: Location, document: Document) -> str:
+    model = _model_at(location[:-1], document)
+    for name, field in () if model is None else model.model_fields.items():
+        if (field.alias or name) == location[-1] and field.description:
+            return field.description
+    return ""
+
+
+def _keys_beside(location: Location, document: Document) -> list[str]:
+    model = _model_at(location, document)
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_at(location: Location, document: Document) -> type[BaseModel] | None:
+    """The model that describes the mapping at a path of pydantic's, in which a format follows what it discriminates."""
+    candidates: list[type[BaseModel]] = [Pipeline]
+    for part in location:
+        named = [model for model in candidates if part in _formats(model)]
+        if named:
+            candidates = named
+            continue
+        inner: list[type[BaseModel]] = []
+        for model in candidates:
+            for name, field in model.model_fields.items():
+                if (field.alias or name) == part:
+                    inner = _models_in(field.annotation)
+        # A name of a user's, or the number of an item, says nothing about the kind of thing.
+        candidates = inner or candidates
+    return candidates[0] if candidates else None
+
+
+def _formats(model: type[BaseModel]) -> tuple[str, ...]:
+    field = model.model_fields.get("format")
+    return () if field is None else get_args(field.annotation)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]

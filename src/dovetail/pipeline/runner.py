@@ -1,0 +1,295 @@
+"""From a checked pipeline to a flow on Spark."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from dovetail.errors import DovetailError, PlanError, RelationNotFound
+from dovetail.pipeline import models
+from dovetail.pipeline.checks import CheckedPipeline
+from dovetail.pipeline.documents import Location
+from dovetail.pipeline.problems import PipelineError
+from dovetail.pipeline.secrets import Secret
+from dovetail.pipeline.steps import apply_step
+from dovetail.relation import Relation
+from dovetail.spark import sinks
+from dovetail.spark.flow import Flow, stream
+from dovetail.spark.flow_query import FlowQuery
+from dovetail.spark.multi_join import multi_join
+from dovetail.spark.sinks.base import Sink
+from dovetail.spark.sinks.kafka import require_connector
+
+__all__ = ["PlannedPipeline", "plan_pipeline"]
+
+Announce = Callable[[str], Any]
+
+_MALFORMED, _FILE = "__malformed", "__file"
+
+
+@dataclass(frozen=True)
+class PlannedPipeline:
+    """A pipeline that Spark has understood; nothing runs yet.
+
+    Attributes
+    ----------
+    checked
+        The pipeline.
+    flow, sink
+        What will run, and where its rows will go.
+    """
+
+    checked: CheckedPipeline
+    flow: Flow
+    sink: Sink
+
+    def budgets(self) -> dict[str, int]:
+        """The budget of each operator, in bytes."""
+        return self.flow.budgets()
+
+    def start(self, trigger: str | None = None) -> FlowQuery:
+        """Start it, or go on with it where its checkpoint says."""
+        pipeline = self.checked.pipeline
+        return self.flow.write(
+            self.sink,
+            checkpoint=self.checked.path(pipeline.checkpoint),
+            trigger=trigger or pipeline.trigger,
+            keep_commits=pipeline.keep_commits,
+        )
+
+
+def plan_pipeline(
+    spark: SparkSession, checked: CheckedPipeline, announce: Announce = lambda _: None
+) -> PlannedPipeline:
+    """Read what the pipeline names, build relations that are not there, and put the flow together.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    checked
+        What `dovetail.pipeline.checks.check_pipeline` gave.
+    announce
+        Told what is being done, where that may take long.
+
+    Raises
+    ------
+    PipelineError
+        With the line of what Spark, or a join, refuses.
+    """
+    return _Planner(spark, checked, announce).plan()
+
+
+class _Planner:
+    def __init__(self, spark: SparkSession, checked: CheckedPipeline, announce: Announce) -> None:
+        self.spark, self.checked, self.announce = spark, checked, announce
+        self.pipeline, self.document = checked.pipeline, checked.document
+
+    def plan(self) -> PlannedPipeline:
+        relations = {name: self._relation(name) for name in self.pipeline.relations}
+        chain = self.checked.chain
+        frames = {name: self._at(("sources", name), partial(self._source, name)) for name in chain.inputs}
+        steps = list(chain.steps)
+        first = self.pipeline.steps[steps[0]].multi_join if steps else None
+        if first is not None:
+            options = first.model_dump(exclude={"inputs"}, exclude_none=True)
+            flow = self._at(("steps", steps[0]), lambda: multi_join(frames, name=self.pipeline.name, **options))
+            steps = steps[1:]
+        else:
+            (name,) = chain.inputs
+            flow = self._at(("sources", name), lambda: self._flow_of(name, frames[name]))
+        for number in steps:
+            step = self.pipeline.steps[number]
+            flow = self._at(("steps", number, step.kind), partial(apply_step, flow, step, relations))
+        sink = self._at(("sink",), lambda: self._sink(self.pipeline.sink))
+        return PlannedPipeline(self.checked, flow, sink)
+
+    def _at(self, location: Location, work: Callable[[], Any]) -> Any:
+        """Do a piece of work; what goes wrong in it is told with its line."""
+        try:
+            return work()
+        except PipelineError:
+            raise
+        except DovetailError as error:
+            problem = self.document.problem(location, error.message, error.hint or "")
+        except (PySparkException, Py4JJavaError) as error:
+            problem = self.document.problem(location, plain_words(error))
+        raise PipelineError(self.document.path, [problem])
+
+    # ---------------------------------------------------------------- sources
+
+    def _source(self, name: str) -> DataFrame:
+        source = self.pipeline.sources[name]
+        if isinstance(source, models.RateSource):
+            rate = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", source.rows_per_batch)
+            df = rate.load()
+        elif isinstance(source, models.KafkaSource):
+            df = self._kafka(source)
+        else:
+            df = self._files(source)
+        if source.watermark is not None:
+            df = df.withWatermark(source.watermark.column, source.watermark.delay)
+        kept = [_MALFORMED, _FILE] if getattr(source, "dead_letter", None) is not None else []
+        if source.where is not None:
+            df = df.where(f"({source.where}) OR {_MALFORMED} IS NOT NULL" if kept else source.where)
+        return df if source.select is None else df.selectExpr(*source.select, *kept)
+
+    def _files(self, source: models.FileSource) -> DataFrame:
+        reader = self.spark.readStream.format(source.format).options(**_plain(source.options))
+        if source.max_files_per_trigger is not None:
+            reader = reader.option("maxFilesPerTrigger", source.max_files_per_trigger)
+        if source.row_tag is not None:
+            reader = reader.option("rowTag", source.row_tag)
+        path = self.checked.path(source.path)
+        if source.columns is None:
+            columns = self.spark.read.format(source.format).load(path).schema
+        else:
+            columns = T.StructType.fromDDL(source.columns)
+        if source.format in ("json", "csv", "xml"):
+            modes = {"error": "FAILFAST", "drop": "DROPMALFORMED", "dead-letter": "PERMISSIVE"}
+            reader = reader.option("mode", modes[source.malformed])
+        if source.format == "csv":
+            reader = reader.option("enforceSchema", "false")
+        if source.malformed != "dead-letter":
+            return reader.schema(columns).load(path)
+        with_text = columns.add(_MALFORMED, T.StringType())
+        df = reader.option("columnNameOfCorruptRecord", _MALFORMED).schema(with_text).load(path)
+        return df.select("*", F.col("_metadata.file_path").alias(_FILE))
+
+    def _kafka(self, source: models.KafkaSource) -> DataFrame:
+        require_connector(self.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")
+        reader = (
+            self.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", source.servers)
+            .option("subscribe", source.topic)
+            .option("startingOffsets", source.starting)
+            .options(**_plain(source.options))
+        )
+        if source.max_records_per_trigger is not None:
+            reader = reader.option("maxOffsetsPerTrigger", source.max_records_per_trigger)
+        records = reader.load()
+        columns = T.StructType.fromDDL(source.columns)
+        names = columns.names
+        modes = {"error": "FAILFAST", "drop": "PERMISSIVE", "dead-letter": "PERMISSIVE"}
+        options = {"mode": modes[source.malformed]}
+        if source.malformed != "error":
+            columns = columns.add(_MALFORMED, T.StringType())
+            options["columnNameOfCorruptRecord"] = _MALFORMED
+        place = F.format_string("%s, partition %d, offset %d", F.col("topic"), F.col("partition"), F.col("offset"))
+        parsed = records.select(
+            F.from_json(F.col("value").cast("string"), columns, options).alias("row"), place.alias(_FILE)
+        )
+        if source.malformed == "error":
+            return parsed.select("row.*")
+        rows = parsed.select("row.*", _FILE)
+        if source.malformed == "drop":
+            return rows.where(F.col(_MALFORMED).isNull()).select(*names)
+        return rows
+
+    def _flow_of(self, name: str, df: DataFrame) -> Flow:
+        flow = stream(df, self.pipeline.name)
+        letters = getattr(self.pipeline.sources[name], "dead_letter", None)
+        if letters is None:
+            return flow
+        kind = self.pipeline.sources[name].format
+        columns = [
+            f"{_MALFORMED} AS malformed",
+            f"'not {kind} of the schema of source {name}' AS reason",
+            f"{_FILE} AS origin",
+        ]
+        to = sinks.parquet(self.checked.path(letters.path))
+        return flow.divert(f"{_MALFORMED} IS NOT NULL", to, columns=columns, drop=[_MALFORMED, _FILE])
+
+    # ---------------------------------------------------------------- relations
+
+    def _relation(self, name: str) -> Relation | str:
+        """The relation, built if need be; its path, where a step of the pipeline makes it."""
+        entry = self.pipeline.relations[name]
+        path = self.checked.path(entry.path)
+        try:
+            return Relation.open(path)
+        except RelationNotFound:
+            if entry.build is None:
+                return path
+        build = entry.build
+        self.announce(f"Building relation {name}")
+
+        def built() -> Relation:
+            rows = self._table(build)
+            return Relation.build(rows, path, on=build.on, shards=build.shards, unique=build.unique)
+
+        relation: Relation = self._at(("relations", name, "build"), built)
+        return relation
+
+    def _table(self, build: models.TableFiles | models.JdbcTable) -> DataFrame:
+        if isinstance(build, models.JdbcTable):
+            login = {} if build.user is None else {"user": build.user}
+            if build.password is not None:
+                login["password"] = build.password.read().get_secret_value()
+            if build.url.startswith("jdbc:postgresql:"):
+                require_connector(self.spark, "PostgreSQL", "org.postgresql.Driver")
+                login["driver"] = "org.postgresql.Driver"
+            reader = self.spark.read.format("jdbc").options(**_plain(build.options))
+            return reader.option("url", build.url).option("dbtable", build.table).options(**login).load()
+        reader = self.spark.read.format(build.format).options(**_plain(build.options))
+        if build.format in ("json", "csv", "xml"):
+            reader = reader.option("mode", "FAILFAST")
+        if build.row_tag is not None:
+            reader = reader.option("rowTag", build.row_tag)
+        if build.columns is not None:
+            reader = reader.schema(build.columns)
+        return reader.load(self.checked.path(build.path))
+
+    # ---------------------------------------------------------------- sink
+
+    def _sink(self, sink: Any) -> Sink:
+        match sink:
+            case models.ParquetSink():
+                return sinks.parquet(self.checked.path(sink.path), sink.compression)
+            case models.ConsoleSink():
+                return sinks.console(sink.rows)
+            case models.NoopSink():
+                return sinks.noop()
+            case models.KafkaSink():
+                return sinks.kafka(sink.servers, sink.topic, key=sink.key, options=_plain(sink.options))
+            case models.PostgresSink():
+                return postgres_sink(sink)
+        raise PlanError(f"There is no sink {sink!r}.")
+
+
+def postgres_sink(sink: models.PostgresSink) -> sinks.PostgresSink:
+    """The sink that a file describes."""
+    return sinks.postgres(
+        sink.table,
+        host=sink.host,
+        port=sink.port,
+        database=sink.database,
+        user=sink.user,
+        password=None if sink.password is None else sink.password.read().get_secret_value(),
+        key=sink.key,
+        order_by=sink.order_by,
+    )
+
+
+def plain_words(error: BaseException) -> str:
+    """The sentence of a Spark error that a user can act on."""
+    from dovetail.cli.failures import explain_spark
+
+    return explain_spark(error)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them, secrets read."""
+    return {name: _text(value) for name, value in options.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Secret):
+        return value.read().get_secret_value()
+    return str(value).lower() if isinstance(value, bool) else str(value)

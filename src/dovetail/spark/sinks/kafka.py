@@ -1,0 +1,91 @@
+"""Kafka, at least once: every record carries headers by which a reader tells what it has seen already."""
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from dovetail.errors import PlanError
+from dovetail.spark.codes import quoted
+from dovetail.spark.sinks.base import SinkContext
+from dovetail.spark.sinks.staged import StagedSink
+
+__all__ = ["KafkaSink", "kafka"]
+
+
+class KafkaSink(StagedSink):
+    """A topic; made by `kafka`."""
+
+    kind = "kafka"
+
+    def __init__(self, servers: str, topic: str, key: Sequence[str] | None, options: Mapping[str, str]) -> None:
+        self.servers, self.topic, self.key = servers, topic, None if key is None else list(key)
+        self._options = dict(options)
+
+    def __repr__(self) -> str:
+        # Options may hold secrets.
+        return f"KafkaSink(servers={self.servers!r}, topic={self.topic!r})"
+
+    def open(self, context: SinkContext) -> None:
+        """Check the key columns, and that Spark has its Kafka connector."""
+        super().open(context)
+        for name in self.key or ():
+            if name not in context.schema.names:
+                raise PlanError(
+                    f"The key column {name!r} is not put out.", hint=f"There are {', '.join(context.schema.names)}."
+                )
+        require_connector(context.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")
+
+    def take(self, df: DataFrame, batch: int) -> None:
+        """Send the rows."""
+        names = df.columns
+        # A row's place in the staged files is the same whenever they are read, so it can number the records.
+        part = F.regexp_extract("_metadata.file_name", r"part-(\d+)", 1)
+        place = F.concat(part, F.lit("-"), F.col("_metadata.row_index").cast("string"))
+        headers = {"flow": F.lit(self.context.flow), "batch": F.lit(str(batch)), "sequence": place}
+        pairs = [F.struct(F.lit(k).alias("key"), v.cast("binary").alias("value")) for k, v in headers.items()]
+        columns = [F.to_json(F.struct(*(F.col(quoted(name)) for name in names))).alias("value")]
+        if self.key is not None:
+            columns.append(F.to_json(F.struct(*(F.col(quoted(name)) for name in self.key))).alias("key"))
+        records = df.select(*columns, F.array(*pairs).alias("headers"))
+        writer = records.write.format("kafka").options(**self._options).option("includeHeaders", "true")
+        writer.option("kafka.bootstrap.servers", self.servers).option("topic", self.topic).save()
+
+
+def require_connector(spark: object, name: str, class_name: str) -> None:
+    """Refuse to begin if Spark lacks a connector's jar; the error says how to get it."""
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[attr-defined]
+    try:
+        loader.loadClass(class_name)
+    except Exception as error:
+        raise PlanError(
+            f"Spark has no connector for {name} ({class_name} is not there).",
+            hint="Run make jars and pass --jars, or give Spark the package with --conf spark.jars.packages=...",
+        ) from error
+
+
+def kafka(
+    servers: str, topic: str, *, key: str | Sequence[str] | None = None, options: Mapping[str, str] | None = None
+) -> KafkaSink:
+    """Send every row, as JSON, to a topic: at least once.
+
+    After a crash the last micro-batch may be sent again. Its records then have the same headers ``flow``, ``batch`` and
+    ``sequence`` as before, so a reader that remembers the last batch of a flow and its sequences can leave them out.
+
+    Parameters
+    ----------
+    servers
+        ``host:port``, several separated by commas.
+    topic
+        The topic.
+    key
+        Columns whose values, as JSON, are a record's key.
+    options
+        Options of Spark's Kafka sink, such as ``kafka.acks``.
+
+    Examples
+    --------
+    >>> kafka("localhost:9092", "orders")
+    KafkaSink(servers='localhost:9092', topic='orders')
+    """
+    return KafkaSink(servers, topic, [key] if isinstance(key, str) else key, options or {})

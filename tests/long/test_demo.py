@@ -1,0 +1,27 @@
+"""The demo, small: it loads exactly what was landed, and its report has its pictures."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DEMO = Path(__file__).parents[2] / "examples" / "retail_demo.py"
+
+
+def test_demo_loads_every_order_once_and_writes_its_report(tmp_path: Path) -> None:
+    report = tmp_path / "out" / "report.html"
+    sizes = ["--customers", "20000", "--rate", "600", "--seconds", "4", "--report", str(report)]
+    finished = subprocess.run(
+        [sys.executable, str(DEMO), *sizes],
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "orders loaded, exactly once" in finished.stdout
+    page = report.read_text()
+    assert len(re.findall(r'<img alt="[^"]+" src="data:image/png;base64,', page)) == 4
+    assert list(tmp_path.glob("dovetail-retail-*")) == []

@@ -1,0 +1,290 @@
+"""Real services on loopback, installed if need be, each in a temporary directory and under a user of its own."""
+
+import glob
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from dovetail.faultpoints import FAULT_POINT_VARIABLE
+
+PROJECT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def postgres_programs() -> Path:
+    """The directory of the distribution's PostgreSQL server, which is installed if it is not there."""
+    for _ in range(2):
+        found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
+        if found:
+            return Path(found[-1]).parent
+        subprocess.run([PROJECT / "scripts" / "apt-install", "postgresql"], check=True)
+    raise AssertionError("PostgreSQL was installed, but its programs are not where Debian puts them.")
+
+
+@dataclass
+class Postgres:
+    """A PostgreSQL server with a database and a user ``etl`` whose password nobody else knows."""
+
+    directory: Path
+    programs: Path
+    port: int
+    password: str = field(default_factory=lambda: f"pw-{secrets.token_hex(12)}")
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.directory}"
+        self._run("pg_ctl", "-D", self.directory / "data", "-w", "-l", self.directory / "log", "-o", options, "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it; ``immediate`` is as good as a power cut."""
+        self._run("pg_ctl", "-D", self.directory / "data", "-w", "-m", mode, "stop")
+
+    def login(self, **changes: Any) -> dict[str, Any]:
+        """How to connect."""
+        return {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "dbname": "postgres",
+            "user": "etl",
+            "password": self.password,
+            **changes,
+        }
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement; gives its rows, if it has any."""
+        with psycopg.connect(**self.login(), autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def _run(self, program: str, *arguments: object) -> None:
+        # A server refuses to run as root; the package has made a user for it.
+        user = "postgres" if os.geteuid() == 0 else None
+        command = [str(self.programs / program), *map(str, arguments)]
+        finished = subprocess.run(
+            command, user=user, group=user, extra_groups=[] if user else None, cwd="/", capture_output=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0, f"{command} failed: {self._log()}"
+
+    def _log(self) -> str:
+        log = self.directory / "log"
+        return log.read_text()[-2000:] if log.exists() else ""
+
+    def create(self) -> None:
+        """Make the database's files."""
+        password = self.directory / "password"
+        password.write_text(self.password)
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            for path in (self.directory, password):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        where = ("-D", self.directory / "data")
+        self._run("initdb", *where, "-U", "etl", "--auth=scram-sha-256", f"--pwfile={password}", "--no-sync")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A running server, gone at the end."""
+    programs = postgres_programs()
+    directory = Path(tempfile.mkdtemp(prefix="dovetail-postgres-"))
+    server = Postgres(directory, programs, free_port())
+    try:
+        server.create()
+        server.start()
+        yield server
+        server.stop("immediate")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def fetched(directory: Path, *arguments: str) -> list[str]:
+    """The jars of `connectors/pom.xml`, fetched once."""
+    marker = directory / ".complete"
+    if not marker.exists():
+        subprocess.run([PROJECT / "scripts" / "fetch-jars", directory, *arguments], check=True)
+        marker.touch()
+    return sorted(map(str, directory.glob("*.jar")))
+
+
+@pytest.fixture(scope="session")
+def connector_jars() -> list[str]:
+    """What Spark needs to read and write Kafka, and to read PostgreSQL."""
+    return fetched(PROJECT / "jars")
+
+
+@dataclass
+class Kafka:
+    """A broker that is its own controller."""
+
+    directory: Path
+    jars: list[str]
+    port: int = field(default_factory=free_port)
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Format its directory, start it, and wait until it answers."""
+        controller = free_port()
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.servers}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": self.directory / "data",
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "num.partitions": 2,
+        }
+        properties = self.directory / "server.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        java = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(self.jars)]
+        formatting = [*java, "kafka.tools.StorageTool", "format", "-t", "dovetailtestclusterid0", "-c", str(properties)]
+        subprocess.run(formatting, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with open(self.directory / "log", "wb") as log:
+            self.process = subprocess.Popen(
+                [*java, "kafka.Kafka", str(properties)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        give_up_at = time.monotonic() + 180
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
+            assert time.monotonic() < give_up_at, "the broker does not answer"
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Kill it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """A running broker, gone at the end."""
+    jars = fetched(PROJECT / "jars" / "broker", "-Pbroker")
+    directory = Path(tempfile.mkdtemp(prefix="dovetail-kafka-"))
+    broker = Kafka(directory, jars)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, connector_jars: list[str]) -> Iterator[SparkSession]:
+    """The session of this suite, which has the connectors."""
+    scratch = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("dovetail-services")
+        .config("spark.jars", ",".join(connector_jars))
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch / "local"))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@dataclass
+class Driver:
+    """A program with a flow in it, killed where or when a test says."""
+
+    program: Path
+    arguments: list[str]
+    log: Path
+
+    def run(
+        self,
+        point: str | None = None,
+        kill_after_s: float | None = None,
+        while_running: Callable[[], None] | None = None,
+    ) -> int:
+        """Give its exit code, or minus the signal that ended it. Whatever is left of it is killed."""
+        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        environment["NUMBA_DISABLE_JIT"] = "1"  # a worker that need not load compiled code starts sooner
+        environment.pop(FAULT_POINT_VARIABLE, None)
+        if point is not None:
+            environment[FAULT_POINT_VARIABLE] = point
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(self.program), *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            if while_running is not None:
+                while_running()
+            return process.wait(900 if kill_after_s is None else kill_after_s)
+        except subprocess.TimeoutExpired:
+            assert kill_after_s is not None, f"the driver hangs: {self.said()}"
+            return -signal.SIGKILL
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def said(self) -> str:
+        """The end of what it has printed."""
+        return self.log.read_text()[-3000:]
+
+    def wait_for_word(self, word: str, timeout_s: float = 200) -> None:
+        """Wait until it has printed something."""
+        give_up_at = time.monotonic() + timeout_s
+        while word not in self.log.read_text():
+            assert time.monotonic() < give_up_at, f"waited in vain for {word!r}: {self.said()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def make_driver() -> type[Driver]:
+    return Driver
+
+
+@pytest.fixture(scope="session")
+def service_kills() -> int:
+    """How often the end-to-end test kills its driver: few in CI, as many as ``DOVETAIL_SERVICE_KILLS`` says."""
+    return int(os.environ.get("DOVETAIL_SERVICE_KILLS", "3"))

@@ -1,0 +1,279 @@
+"""A real PostgreSQL as the warehouse: exactly once whatever is killed, upserts, bad tables, wrong passwords."""
+
+import importlib.util
+import json
+import random
+import signal
+from collections import Counter
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import dovetail as dt
+from dovetail.cli.main import main
+from dovetail.errors import PlanError, StateError
+from dovetail.testing.flows import Feed, commits_of, wait_until
+
+PROGRAM = Path(__file__).with_name("load_victim.py")
+SEED = 60_013
+POINTS = [
+    "sink.postgres.moved",
+    "sink.postgres.published",
+    "sink.postgres.copied",
+    "kept.fold.after",
+    "sink.postgres.staging",
+    "flow.commit.linked",
+    "sink.postgres.publish",
+    "flow.job.after",
+    "flow.commit.before",
+    "state.file.written",
+    "flow.intent.after",
+    "kept.fold.before",
+    "flow.task.trailer",
+    "flow.publish.after",
+]
+
+
+def load_victim() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dovetail_load_victim", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+VICTIM = load_victim()
+COLUMNS = "n bigint, source text, order_id bigint, customer bigint, city text, sk bigint"
+
+
+def sink(postgres: Any, table: str, **options: Any) -> Any:
+    login = postgres.login(**options.pop("login", {}))
+    names = {"database": login["dbname"], **{name: login[name] for name in ("host", "port", "user", "password")}}
+    return dt.sinks.postgres(table, **names, **options)
+
+
+def test_table_written_from_files_survives_a_restart_of_the_database(
+    postgres: Any, make_driver: Any, tmp_path: Path
+) -> None:
+    postgres.execute(f"CREATE TABLE restarted ({COLUMNS})")
+    feed = Feed(tmp_path / "feed")
+    for number in range(4):
+        feed.add(VICTIM.orders(number))
+    (tmp_path / "password").write_text(postgres.password)
+    driver = make_driver(PROGRAM, [str(tmp_path), str(postgres.port), "restarted"], tmp_path / "log")
+
+    def restart() -> None:
+        driver.wait_for_word("started")
+        postgres.stop("immediate")
+        postgres.start()
+
+    assert driver.run(while_running=restart) in (VICTIM.FAILED, VICTIM.DONE), driver.said()
+    assert driver.run() == VICTIM.DONE, driver.said()
+    require_loaded(postgres, "restarted", feed.rows())
+
+
+def test_topic_is_loaded_exactly_once_however_often_the_driver_is_killed(
+    postgres: Any, kafka: Any, spark: SparkSession, connector_jars: list[str], make_driver: Any, tmp_path: Path,
+    service_kills: int,
+) -> None:  # fmt: skip
+    """Kafka, enrich, surrogate key, PostgreSQL."""
+    print("seed", SEED)
+    chance = random.Random(SEED)
+    postgres.execute(f"CREATE TABLE orders ({COLUMNS})")
+    (tmp_path / "password").write_text(postgres.password)
+    (tmp_path / "topic").write_text(f"{kafka.servers} orders")
+    (tmp_path / "jars").write_text(",".join(connector_jars))
+    driver = make_driver(PROGRAM, [str(tmp_path), str(postgres.port), "orders"], tmp_path / "log")
+    ends: Counter[int] = Counter()
+    sent: list[dict[str, Any]] = []
+
+    def send(files: int) -> None:
+        for _ in range(files):
+            table = VICTIM.orders(len(sent) // VICTIM.ROWS_PER_FILE)
+            sent.extend(table.to_pylist())
+            records = spark.createDataFrame(table).select(F.to_json(F.struct("*")).alias("value"))
+            records.write.format("kafka").option("kafka.bootstrap.servers", kafka.servers).option(
+                "topic", "orders"
+            ).save()
+
+    for number in range(service_kills):
+        send(2)
+        if number % 5 == 4:
+            ends[driver.run(kill_after_s=5 + 8 * chance.random())] += 1
+        else:
+            place = number - number // 5
+            ends[driver.run(f"{POINTS[place % len(POINTS)]}:{1 + chance.randrange(2)}")] += 1
+        repeated = postgres.execute("SELECT n, count(*) FROM orders GROUP BY n HAVING count(*) > 1")
+        assert repeated == [], "a row was loaded twice"
+    print(dict(ends))
+    assert set(ends) <= {-signal.SIGKILL, VICTIM.FAILED, VICTIM.DONE}, driver.said()
+    assert ends[-signal.SIGKILL] + ends[VICTIM.FAILED] >= service_kills * 0.7, driver.said()
+    send(1)
+    assert driver.run() == VICTIM.DONE, driver.said()
+    require_loaded(postgres, "orders", sent)
+    left = postgres.execute("SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'dovetail\\_%'")
+    assert len(left) <= 8, f"staging tables were left behind: {left}"
+
+
+def require_loaded(postgres: Any, table: str, given: list[dict[str, Any]]) -> None:
+    """The table has each row once, with its city and its key."""
+    city_of = {row["customer"]: row["city"] for row in VICTIM.CITY_OF}
+    expected = {(r["n"], r["source"], r["order_id"], r["customer"], city_of.get(r["customer"])) for r in given}
+    loaded = postgres.execute(f"SELECT n, source, order_id, customer, city, sk FROM {table}")
+    assert len(loaded) == len(expected)
+    assert {row[:5] for row in loaded} == expected
+    numbers: dict[Any, int] = {}
+    for row in loaded:
+        assert numbers.setdefault((row[1], row[2]), row[5]) == row[5], "a source key has two numbers"
+    assert len(set(numbers.values())) == len(numbers), "a number was given twice"
+
+
+def test_topic_written_by_a_flow_tells_repetitions_by_its_headers(
+    kafka: Any, spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.range(6).withColumn("v", F.concat(F.lit("value "), "id")).write.parquet(str(tmp_path / "feed"))
+    source = spark.readStream.schema("id long, v string").parquet(str(tmp_path / "feed"))
+    to = dt.sinks.kafka(kafka.servers, "written", key="id")
+    query = dt.stream(source, "writing").write(to, checkpoint=tmp_path / "ckpt", trigger="available-now")
+    query.awaitTermination()
+    to.publish(commits_of(tmp_path / "ckpt")[-1]["receipt"])  # as after a crash: everything is sent again
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.servers)
+    records = reader.option("subscribe", "written").option("includeHeaders", "true").load().collect()
+    assert len(records) == 12
+    headers = Counter(tuple((h["key"], bytes(h["value"])) for h in record["headers"]) for record in records)
+    assert set(headers.values()) == {2}, "a repetition has the headers of the first"
+    assert {dict(h)["flow"] for h in headers} == {b"writing"}
+    assert {json.loads(record["value"])["v"] for record in records} == {f"value {n}" for n in range(6)}
+    assert {json.loads(record["key"])["id"] for record in records} == set(range(6))
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> Any:
+    """Every type that the sink writes, with values that text formats like to spoil."""
+    noon, early = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    values = [
+        (1, 1.5, True, 'a "quoted", text', b"\x00\xff", Decimal("12.340"), date(2026, 2, 28), noon),
+        (2, None, None, None, None, None, None, None),
+        (3, float("inf"), False, "", b"", Decimal("-0.001"), date(1, 1, 1), early),
+        (4, -0.0, True, "line\nbreak \\N \\. ü", b"\\x41", Decimal(0), date(9999, 12, 31), noon),
+    ]
+    schema = "id long, d double, b boolean, t text, x binary, m decimal(10,3), day date, at timestamp"
+    return spark.createDataFrame(values, schema.replace("text", "string"))
+
+
+def flow_of(spark: SparkSession, tmp_path: Path, df: Any) -> Any:
+    """A flow over the rows of a DataFrame."""
+    df.write.mode("append").parquet(str(tmp_path / "feed"))
+    return dt.stream(spark.readStream.schema(df.schema).parquet(str(tmp_path / "feed")), "types")
+
+
+def run(flow: Any, to: Any, tmp_path: Path) -> None:
+    flow.write(to, checkpoint=tmp_path / "ckpt", trigger="available-now").awaitTermination()
+
+
+def test_every_type_arrives_as_it_was_and_upserts_replace(
+    postgres: Any, spark: SparkSession, tmp_path: Path, rows: Any
+) -> None:
+    kinds = "id bigint PRIMARY KEY, d float8, b boolean, t text, x bytea, m numeric(10,3), day date, at timestamptz"
+    postgres.execute(f"CREATE TABLE typed ({kinds})")
+    run(flow_of(spark, tmp_path, rows), sink(postgres, "typed", key="id"), tmp_path)
+    found = {row[0]: row for row in postgres.execute("SELECT * FROM typed")}
+    expected = {row["id"]: (*row[:4], None if row[4] is None else bytes(row[4]), *row[5:]) for row in rows.collect()}
+    for key, row in expected.items():
+        moment = None if row[7] is None else row[7].astimezone(UTC)
+        assert (*found[key][:7],) == (*row[:7],)
+        assert found[key][7] == moment
+    changed = rows.where("id < 3").withColumn("t", F.lit("changed"))
+    run(flow_of(spark, tmp_path, changed), sink(postgres, "typed", key="id"), tmp_path)
+    texts = dict(postgres.execute("SELECT id, t FROM typed"))
+    assert texts == {1: "changed", 2: "changed", 3: "", 4: "line\nbreak \\N \\. ü"}
+
+
+def test_table_that_does_not_fit_is_refused_and_the_flow_goes_on_when_it_does(
+    postgres: Any, spark: SparkSession, tmp_path: Path
+) -> None:
+    flow = flow_of(spark, tmp_path, spark.range(5).withColumn("v", F.lit("long")))
+    with pytest.raises(PlanError, match="There is no table 'narrow'"):
+        run(flow, sink(postgres, "narrow"), tmp_path)
+    postgres.execute("CREATE TABLE narrow (id bigint)")
+    with pytest.raises(PlanError, match="no column 'v'; it has id"):
+        run(flow, sink(postgres, "narrow"), tmp_path)
+    postgres.execute("ALTER TABLE narrow ADD COLUMN v varchar(2)")
+    with pytest.raises(PlanError, match="no unique index on"):
+        run(flow, sink(postgres, "narrow", key="id"), tmp_path)
+    with pytest.raises(Exception, match="value too long"):
+        run(flow, sink(postgres, "narrow"), tmp_path)
+    postgres.execute("ALTER TABLE narrow ALTER COLUMN v TYPE text")
+    run(flow, sink(postgres, "narrow"), tmp_path)
+    assert postgres.execute("SELECT count(*) FROM narrow") == [(5,)]
+
+
+def test_database_that_is_gone_is_an_error_and_nothing_is_lost(
+    postgres: Any, spark: SparkSession, tmp_path: Path
+) -> None:
+    postgres.execute("CREATE TABLE gone (id bigint)")
+    flow = flow_of(spark, tmp_path, spark.range(3))
+    to = sink(postgres, "gone")
+    query = flow.write(to, checkpoint=tmp_path / "ckpt")
+    postgres.stop("immediate")
+    try:
+        wait_until(lambda: not query.isActive, "the flow to notice")
+        assert isinstance(query.exception(), StateError | PySparkException | Py4JJavaError)
+    finally:
+        query.stop()
+        postgres.start()
+    run(flow, to, tmp_path)
+    assert sorted(postgres.execute("SELECT id FROM gone")) == [(0,), (1,), (2,)]
+
+
+PIPELINE = """\
+name: secret
+checkpoint: ckpt
+trigger: available-now
+sources:
+  numbers: {{format: csv, path: landing, schema: id bigint}}
+sink:
+  format: postgres
+  host: 127.0.0.1
+  port: {port}
+  database: postgres
+  table: secret
+  user: etl
+  password: {{env: WAREHOUSE_PASSWORD}}
+"""
+
+
+def test_secrets_are_nowhere_to_be_seen(
+    postgres: Any, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    postgres.execute("CREATE TABLE secret (id bigint)")
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.csv").write_text("1\n2\n")
+    (tmp_path / "p.yaml").write_text(PIPELINE.format(port=postgres.port))
+    monkeypatch.setenv("WAREHOUSE_PASSWORD", "wrong-" + postgres.password)
+    assert main(["check", "p.yaml"]) == 2
+    assert main(["run", "p.yaml", "--debug"]) == 2
+    shown = "".join(capfd.readouterr())
+    assert "password authentication failed" in shown
+    monkeypatch.setenv("WAREHOUSE_PASSWORD", postgres.password)
+    for command in ("check", "explain", "run", "status"):
+        assert main([command, "p.yaml"]) == 0
+    postgres.execute("DROP TABLE secret")
+    assert main(["run", "p.yaml", "--debug"]) == 2
+    shown += "".join(capfd.readouterr())
+    assert "There is no table" in shown
+    assert postgres.password not in shown
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 5
+    for path in written:
+        assert postgres.password.encode() not in path.read_bytes(), path
