@@ -173,8 +173,12 @@ class _Tree:
             mine = members[node.number]
             lower = {n: self._lower_join(below, mine[n]) for n, below in node.lower.items()}
             final = self._final() if node is self._nodes[-1] else None
-            shards, parallelism = self._layout.shards, self._layout.parallelism
-            steps.append(MultiJoinStep(node.step_name, node.spec, mine, slots, shards, parallelism, time, lower, final))
+            layout = self._layout
+            plan = None if final is None else self._plan
+            where = (layout.shards, layout.parallelism)
+            steps.append(
+                MultiJoinStep(node.step_name, node.spec, mine, slots, *where, time, lower, final, layout.late, plan)
+            )
         of_inputs = {n: m for mine in members.values() for n, m in mine.items() if n in self._inputs}
         codes = max(_codes(mine) for mine in members.values())
         source = tagged_union(self._inputs, of_inputs, slots, codes)
