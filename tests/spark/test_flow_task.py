@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from dovetail import Relation
 from dovetail.errors import StateError
+from dovetail.relation import IoMode
 from dovetail.spark.flow_step import EnrichStep
 from dovetail.spark.flow_task import FlowJoinTask
 from dovetail.spark.join_plan import plan_join
@@ -24,10 +25,10 @@ CITIES = pa.table({"k": list(range(0, KEYS, 2)), "city": [f"c{key % 13}" for key
 class Shard:
     """A shard's task and its state directory, driven micro-batch by micro-batch."""
 
-    def __init__(self, spark: SparkSession, root: Path, strategy: str, alive: bool = False) -> None:
+    def __init__(self, spark: SparkSession, root: Path, strategy: str, alive: bool = False, io: IoMode = "map") -> None:
         relation = Relation.build(CITIES, root / "cities", on="k", shards=1)
         stream = spark.createDataFrame([], "n long, k long")
-        plan = plan_join(stream, relation, on="k", how="left", strategy=strategy, budget="400kB")
+        plan = plan_join(stream, relation, on="k", how="left", strategy=strategy, budget="400kB", io=io)
         self.step = EnrichStep("1-enrich", plan, stream, 1_000, "query")
         self.task: FlowJoinTask = self.step.task(is_last=alive)
         self.store = FlowStore(root / "checkpoint")
@@ -82,7 +83,8 @@ def test_two_runs_from_the_same_state_give_the_same_rows_in_the_same_batches(
 
 
 def test_scan_passes_the_shard_once_per_delay_and_what_is_due_leaves(spark: SparkSession, tmp_path: Path) -> None:
-    shard = Shard(spark, tmp_path, "mesh")
+    # Copied blocks are short; a mapped one would be nearly the whole shard.
+    shard = Shard(spark, tmp_path, "mesh", io="buffered")
     given, state, result = shard.run(None, shard.rows(0, 200), shard.intent(after_ms=0))
     assert (given, result.report["pending"]) == ([], 200)
     arrived_ms = shard.time_ms

@@ -129,7 +129,8 @@ sink: {{format: parquet, path: out}}
 """
     (project / "p.yaml").write_text(text)
     planned = plan_pipeline(spark, check_pipeline(*parse_pipeline(project / "p.yaml")))
-    assert "1-enrich: enrich auto, 2 shards" in planned.flow.explanation().text()
+    (step,) = planned.flow.explanation().as_dict()["steps"]
+    assert (step["name"], step["kind"], step["shards"], step["plan"]["strategy"]) == ("1-enrich", "enrich", 2, "auto")
     query = planned.start("available-now")
     query.awaitTermination()
     assert_same_rows(published_rows(project / "out"), [{"id": 1, "city": "Rome"}, {"id": 2, "city": "Oslo"}])
