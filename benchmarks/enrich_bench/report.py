@@ -118,19 +118,22 @@ def plot(figures: list[Figure], path: Path) -> None:
     panels = sorted({(figure.rows, figure.batch) for figure in figures})
     picture, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4.5), squeeze=False, sharey=True)
     labels = sorted({figure.label for figure in figures})
-    colours = pyplot.get_cmap("tab20")
+    colours = pyplot.get_cmap("tab10" if len(labels) <= 10 else "tab20")
     for axis, (rows, batch) in zip(axes[0], panels, strict=True):
         mine = [figure for figure in figures if (figure.rows, figure.batch) == (rows, batch)]
         for number, label in enumerate(labels):
             points = sorted((f.exponent, f.tuples_per_second) for f in mine if f.label == label)
             if points:
-                axis.plot(*zip(*points, strict=True), marker="o", label=label, color=colours(number % 20))
+                axis.plot(*zip(*points, strict=True), marker="o", label=label, color=colours(number))
         axis.set_title(f"{rows:,} rows, {batch:,} per batch", fontsize=10)
         axis.set_xlabel("exponent of Zipf's law")
         axis.set_yscale("log")
         axis.grid(True, which="both", alpha=0.3)
     axes[0][0].set_ylabel("tuples per second")
-    axes[0][-1].legend(fontsize=7)
-    picture.tight_layout()
+    # One legend for all panels, since not everybody is in each.
+    shown = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    entries = [shown[label] for label in labels]
+    picture.legend(entries, labels, loc="lower center", ncols=min(8, len(labels)), fontsize=9, frameon=False)
+    picture.tight_layout(rect=(0, 0.09, 1, 1))
     picture.savefig(path, dpi=120)
     pyplot.close(picture)
