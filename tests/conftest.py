@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Deadlines are timed assertions, and the first example also pays for a kernel's compilation.
 _UNTIMED = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", _UNTIMED, derandomize=True, database=None)
+settings.register_profile("daily", settings.get_profile("ci"), max_examples=30)
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("soak", _UNTIMED, max_examples=2_000)
 HYPOTHESIS_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
