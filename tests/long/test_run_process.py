@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,15 +77,11 @@ def test_ctrl_c_stops_a_run_that_shows_progress_and_the_next_one_goes_on(shop: P
     terminal, stderr = pty.openpty()
     process = start(shop, stderr)
     os.close(stderr)
-    wait_until(lambda: len(published_rows(shop / "warehouse" / "orders")) == 3, process, "the first rows")
-    running = status(shop)["running"]
-    assert isinstance(running, dict)
-    assert running["pid"] == process.pid
-    second = subprocess.run([*COMMAND, "run", "pipeline.yaml"], cwd=shop, capture_output=True, text=True, check=False)
-    assert second.returncode == 3
-    assert f"Process {process.pid}" in second.stderr
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
-    shown = read_all(terminal)
+    # Read as it is written: a terminal that nobody reads is full after a few screens, and its writer waits.
+    with ThreadPoolExecutor(1) as reader:
+        screen = reader.submit(read_all, terminal)
+        first_run(shop, process)
+    shown = screen.result()
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, ""), shown
     assert "1-enrich" in shown
@@ -103,3 +100,23 @@ def test_ctrl_c_stops_a_run_that_shows_progress_and_the_next_one_goes_on(shop: P
     assert "\x1b" not in err
     assert lines[-1].endswith("Go on with: dovetail run pipeline.yaml")
     assert sorted(row["order_id"] for row in published_rows(shop / "warehouse" / "orders")) == [100, 101, 102, 200]
+
+
+def first_run(shop: Path, process: "subprocess.Popen[str]") -> None:
+    """While it runs: what is seen of it, and that it is alone; then Ctrl-C. It is ended in any case."""
+    try:
+        watch(shop, process)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def watch(shop: Path, process: "subprocess.Popen[str]") -> None:
+    wait_until(lambda: len(published_rows(shop / "warehouse" / "orders")) == 3, process, "the first rows")
+    running = status(shop)["running"]
+    assert isinstance(running, dict)
+    assert running["pid"] == process.pid
+    second = subprocess.run([*COMMAND, "run", "pipeline.yaml"], cwd=shop, capture_output=True, text=True, check=False)
+    assert second.returncode == 3
+    assert f"Process {process.pid}" in second.stderr
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
