@@ -1,7 +1,8 @@
 """Soak of `enrich`: what its workers and their shared cache hold, sampled through many micro-batches.
 
 Runs a streaming query of at least ``--batches`` micro-batches at each budget, with reads instead of mapped pages so
-that the shared cache is at work, with a hot set that moves so that generations follow one another. Twice a second it adds up
+that the shared cache is at work, with a hot set that moves so that generations follow one another. Twice a second it
+adds up
 
     the anonymous memory of every Python worker (RssAnon of /proc/<pid>/status), and
     the allocated blocks of every cache file, those that are deleted but still mapped included (/proc/<pid>/map_files)
