@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,39 +175,3 @@ def victims() -> ModuleType:
 @pytest.fixture
 def tale(tmp_path: Path, nursery: Nursery) -> Tale:
     return Tale(tmp_path / "r", nursery)
-
-
-@pytest.fixture(scope="session")
-def run_driver() -> Callable[..., int]:
-    """Run a program with a flow in it, and kill it where or when a test says."""
-    return _run_driver
-
-
-def _run_driver(program: Path, root: Path, point: str | None = None, kill_after_s: float | None = None) -> int:
-    """Give its exit code, or minus the signal that ended it. Whatever is left of it is killed."""
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    # What is tested is the protocol: a worker that need not load compiled code starts sooner.
-    environment["NUMBA_DISABLE_JIT"] = "1"
-    environment.pop(FAULT_POINT_VARIABLE, None)
-    if point is not None:
-        environment[FAULT_POINT_VARIABLE] = point
-    with open(root / "victim.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(root)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        return process.wait(600 if kill_after_s is None else kill_after_s)
-    except subprocess.TimeoutExpired:
-        if kill_after_s is None:
-            raise
-        return -signal.SIGKILL
-    finally:
-        # The group that was started here: the driver, if it lives, and its JVM. The workers end with that.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

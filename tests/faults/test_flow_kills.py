@@ -3,11 +3,12 @@
 import importlib.util
 import random
 import signal
+import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from dovetail.testing.faults import run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -57,13 +58,18 @@ def _load_victim() -> ModuleType:
 VICTIM = _load_victim()
 
 
+def run_victim(root: Path, point: str | None = None, kill_after_s: float | None = None) -> int:
+    """Run the driver; gives its exit code, or minus the signal that ended it. Whatever is left of it is killed."""
+    return run_driver([sys.executable, str(PROGRAM), str(root)], root / "victim.log", point, kill_after_s)
+
+
 def oracle(feed: Feed) -> list[dict[str, object]]:
     first = join_oracle(feed.rows(), VICTIM.CITY_OF, on=["k"], how="left")
     return join_oracle(first, VICTIM.MAYOR_OF, on=["city"], how="left")
 
 
 def test_flow_killed_at_every_step_and_at_random_times_loses_and_repeats_nothing(
-    tmp_path: Path, fault_rounds: int, run_driver: Callable[..., int]
+    tmp_path: Path, fault_rounds: int
 ) -> None:
     print("seed", SEED)
     chance = random.Random(SEED)
@@ -72,17 +78,17 @@ def test_flow_killed_at_every_step_and_at_random_times_loses_and_repeats_nothing
     kills = KILLS_EVERY_DAY if fault_rounds < 10 else 2 * fault_rounds
     ends: Counter[str] = Counter()
     if kills > KILLS_EVERY_DAY:
-        assert run_driver(PROGRAM, tmp_path, "flow.fingerprint.linked") == -signal.SIGKILL
+        assert run_victim(tmp_path, "flow.fingerprint.linked") == -signal.SIGKILL
     for number in range(kills):
         for _ in range(2):
             feed.add(VICTIM.orders(len(feed.files())))
         if number % 5 == 4:
-            code = run_driver(PROGRAM, tmp_path, kill_after_s=4 + 8 * chance.random())
+            code = run_victim(tmp_path, kill_after_s=4 + 8 * chance.random())
             where = "at a random time"
         else:
             place = number - number // 5
             where = f"{POINTS[place % len(POINTS)]}:{1 + chance.randrange(2) * (place >= len(POINTS))}"
-            code = run_driver(PROGRAM, tmp_path, where)
+            code = run_victim(tmp_path, where)
         log = (tmp_path / "victim.log").read_text()[-3000:]
         assert code in (-signal.SIGKILL, VICTIM.FAILED, VICTIM.DONE), f"{where}: {code}\n{log}"
         ends["killed" if code == -signal.SIGKILL else "worker killed" if code == VICTIM.FAILED else "not reached"] += 1
@@ -90,7 +96,7 @@ def test_flow_killed_at_every_step_and_at_random_times_loses_and_repeats_nothing
         assert not rows or max(rows.values()) == 1, f"repeated after {where}: {rows.most_common(3)}"
     print(dict(ends))
     assert ends["killed"] + ends["worker killed"] >= kills * 0.9
-    assert run_driver(PROGRAM, tmp_path) == VICTIM.DONE, (tmp_path / "victim.log").read_text()[-3000:]
+    assert run_victim(tmp_path) == VICTIM.DONE, (tmp_path / "victim.log").read_text()[-3000:]
     assert_same_rows(published_rows(tmp_path / "out"), oracle(feed), f"after {kills} kills")
     assert unnamed_state_files(tmp_path / "checkpoint") == set()
     assert len(commits_of(tmp_path / "checkpoint")) <= 3

@@ -3,13 +3,14 @@
 import importlib.util
 import random
 import signal
+import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dovetail.relation import Relation
+from dovetail.testing.faults import run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
 
 SEED = 50_021
@@ -40,6 +41,11 @@ def _load_victim() -> ModuleType:
 VICTIM = _load_victim()
 
 
+def run_victim(root: Path, point: str | None = None, kill_after_s: float | None = None) -> int:
+    """Run the driver; gives its exit code, or minus the signal that ended it. Whatever is left of it is killed."""
+    return run_driver([sys.executable, str(PROGRAM), str(root)], root / "victim.log", point, kill_after_s)
+
+
 def numbers_of(rows: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
     """The key of each source key; fails if one has two, or two have one."""
     found: dict[tuple[str, int], int] = {}
@@ -49,9 +55,7 @@ def numbers_of(rows: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
     return found
 
 
-def test_keys_stay_what_they_are_whatever_is_killed(
-    tmp_path: Path, fault_rounds: int, run_driver: Callable[..., int]
-) -> None:
+def test_keys_stay_what_they_are_whatever_is_killed(tmp_path: Path, fault_rounds: int) -> None:
     print("seed", SEED)
     chance = random.Random(SEED)
     feed = Feed(tmp_path / "feed")
@@ -61,17 +65,17 @@ def test_keys_stay_what_they_are_whatever_is_killed(
         for _ in range(3):
             feed.add(VICTIM.changes(len(feed.files())))
         if number % 4 == 3:
-            ends[run_driver(PROGRAM, tmp_path, kill_after_s=4 + 8 * chance.random())] += 1
+            ends[run_victim(tmp_path, kill_after_s=4 + 8 * chance.random())] += 1
         else:
             place = number - number // 4
-            ends[run_driver(PROGRAM, tmp_path, f"{POINTS[place % len(POINTS)]}:{1 + chance.randrange(2)}")] += 1
+            ends[run_victim(tmp_path, f"{POINTS[place % len(POINTS)]}:{1 + chance.randrange(2)}")] += 1
         rows = published_rows(tmp_path / "out")
         assert max(Counter(row["n"] for row in rows).values(), default=1) == 1, "a row came out twice"
         numbers_of(rows)
     print(dict(ends))
     assert set(ends) <= {-signal.SIGKILL, VICTIM.FAILED, VICTIM.DONE}, (tmp_path / "victim.log").read_text()[-3000:]
     assert ends[-signal.SIGKILL] + ends[VICTIM.FAILED] >= kills * 0.7
-    assert run_driver(PROGRAM, tmp_path) == VICTIM.DONE, (tmp_path / "victim.log").read_text()[-3000:]
+    assert run_victim(tmp_path) == VICTIM.DONE, (tmp_path / "victim.log").read_text()[-3000:]
     rows = published_rows(tmp_path / "out")
     assert sorted(row["n"] for row in rows) == sorted(row["n"] for row in feed.rows())
     numbers = numbers_of(rows)

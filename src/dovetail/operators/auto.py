@@ -146,9 +146,6 @@ class AutoJoin(BlockCacheJoin):
             longer *= 2
         return super()._plan_memory(replace(spec, block_rows=best[1]))
 
-    def _reads_in_place(self, spec: JoinSpec) -> bool:
-        return MeshJoin._reads_in_place(self, spec)
-
     # ================================================================ which way
 
     def _cycle_seconds(self, block_rows: int, window_tuples: int) -> float:

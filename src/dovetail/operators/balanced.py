@@ -119,6 +119,10 @@ class BalancedJoin(AdaptiveCacheJoin):
 
     # ================================================================ the disk phase
 
+    def _reads_in_place(self, spec: JoinSpec) -> bool:
+        # The paper's block is part of its memory, and here also the room through which the window is moved.
+        return False
+
     def _rows_to_read(self, rows_left: int) -> int:
         rows = super()._rows_to_read(rows_left)
         if self._phase_end is None or self._pairs_done:

@@ -231,10 +231,6 @@ class CachedMeshJoin(MeshJoin):
         self._shared_bytes = plan.window_bytes - self._learning_bytes
         return replace(plan, window_bytes=self._window_bytes(self._cache_limit_bytes))
 
-    def _reads_in_place(self, spec: JoinSpec) -> bool:
-        # The block's part of the budget is where the window is moved to when its border with the cache moves.
-        return False
-
     def _window_bytes(self, cache_limit_bytes: int) -> int:
         """What the window may take beside a cache that may hold so much."""
         left_bytes = self._shared_bytes - cache_limit_bytes
