@@ -37,8 +37,9 @@ class Town:
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark, self.root = spark, root
         self.feed = Feed(root / "feed")
-        self.cities = Relation.build(pa.Table.from_pylist(CITIES), root / "cities", on="k", shards=3)
-        self.mayors = Relation.build(pa.Table.from_pylist(MAYORS), root / "mayors", on="city", shards=2)
+        self.cities = Relation.build(pa.Table.from_pylist(CITIES), root / "cities", on="k", shards=5)
+        # More shards than task slots, in both: a shuffle file that vanishes in mid-job must still have readers to come.
+        self.mayors = Relation.build(pa.Table.from_pylist(MAYORS), root / "mayors", on="city", shards=5)
         self.checkpoint, self.target = root / "checkpoint", root / "out"
 
     def add(self, files: int) -> None:
