@@ -219,7 +219,9 @@ class CommitProtocol:
         is_last: bool,
     ) -> DataFrame:
         if step.name not in self._routers:
-            self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by, step.sort_first)
+            self._routers[step.name] = Router(
+                placed.schema, step.shards, step.sort_by if step.needs_order(is_last) else None, step.sort_first
+            )
         record = None if previous is None else _record(previous, step)
         job = ShardJob(
             state_root=str(self._store.state_root),

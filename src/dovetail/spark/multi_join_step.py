@@ -234,6 +234,10 @@ class MultiJoinStep(Step):
         if self._late is not None:
             self._late.publish(record, state_root, batch)
 
+    def needs_order(self, is_last: bool) -> bool:
+        """Whatever arrives first, the results of a micro-batch and those that are still to come are the same."""
+        return not is_last
+
     def task(self, is_last: bool) -> MultiJoinTask:
         """The join of one shard."""
         budget_bytes = self._shard_spec.budget.total_bytes

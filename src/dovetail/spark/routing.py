@@ -1,4 +1,4 @@
-"""Rows on their way to the shards of a step: one tick per shard added, sent to their shard, sorted there.
+"""Rows on their way to the shards of a step: one tick per shard added, sent to their shard, sorted there if need be.
 
 The tick makes sure that every task has a row to read its shard's number from, whatever arrived, so that every shard
 writes its trailer in every micro-batch.
@@ -17,10 +17,10 @@ __all__ = ["Router", "is_sortable"]
 
 
 class Router:
-    """Sends rows to the shards of a step, sorted there by the code and then by all else that can be.
+    """Sends rows to the shards of a step, sorted there by the code and then by all else that can be, or as they come.
 
-    So a task that runs twice sees the same rows in the same order, however they arrived. The columns are described to
-    the JVM once, not in every micro-batch.
+    Sorted, a task that runs twice sees the same rows in the same order, however they arrived. The columns are described
+    to the JVM once, not in every micro-batch.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Router:
     shards
         How many shards there are.
     sort_by
-        The names to sort by.
+        The names to sort by; None: rows come in any order.
     sort_first
         An SQL expression over the columns, a number that is never NULL, to sort by before all else. Spark compares the
         first thing that it sorts by as a plain number, and only where that is equal the rows themselves; sorting by the
@@ -37,7 +37,7 @@ class Router:
     """
 
     def __init__(
-        self, schema: T.StructType, shards: int, sort_by: Sequence[str], sort_first: str | None = None
+        self, schema: T.StructType, shards: int, sort_by: Sequence[str] | None, sort_first: str | None = None
     ) -> None:
         others = [field for field in schema if field.name != SHARD_COLUMN]
         self._shards = shards
@@ -51,11 +51,13 @@ class Router:
             F.lit(None).cast("boolean").alias(TICK_COLUMN),
             *(F.col(field.name) for field in others),
         ]
-        # The tick comes first either way.
+        # The tick comes first, whatever rows are sorted by.
         first = F.col(TICK_COLUMN).asc_nulls_last()
         if sort_first is not None:
             first = F.expr(f"CASE WHEN {TICK_COLUMN} IS NULL THEN {sort_first} END").asc_nulls_first()
-        self._order = [first, *(F.col(name).asc_nulls_first() for name in sort_by)]
+        self._order = None
+        if sort_by is not None:
+            self._order = [first, *(F.col(name).asc_nulls_first() for name in sort_by)]
         self._tick_rows: DataFrame | None = None
         self._shard = F.col(SHARD_COLUMN)
 
@@ -64,7 +66,8 @@ class Router:
         if self._tick_rows is None:
             self._tick_rows = rows.sparkSession.range(0, self._shards, 1, 1).select(*self._ticks)
         together = rows.select(*self._rows).union(self._tick_rows)
-        return together.repartitionById(self._shards, self._shard).sortWithinPartitions(*self._order)
+        placed = together.repartitionById(self._shards, self._shard)
+        return placed if self._order is None else placed.sortWithinPartitions(*self._order)
 
 
 def is_sortable(kind: T.DataType) -> bool:

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ class ShardInput:
     state_root
         Where the files of states lie.
     batches
-        The shard's rows as `Step.route` made them, sorted, without the column of the shard.
+        The shard's rows as `Step.route` made them, without the column of the shard; sorted where the step needs it.
     intent
         What `Step.decide` gave for this micro-batch.
     """
@@ -170,17 +171,19 @@ def rows_of_one_shard(batches: Iterator[pa.RecordBatch]) -> tuple[int | None, It
     if first is None:
         return None, iter(())
     shard = int(first.column(SHARD_COLUMN)[0].as_py())
-    if not first.column(TICK_COLUMN)[0].as_py():
-        raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")
     return shard, _rows(shard, first, filled)
 
 
 def _rows(shard: int, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    batch: pa.RecordBatch | None = first.slice(1)
-    while batch is not None:
+    ticks = 0
+    for batch in chain([first], batches):
         shards = batch.column(SHARD_COLUMN).to_numpy(zero_copy_only=False)
-        if np.any(shards != shard) or batch.column(TICK_COLUMN).null_count != batch.num_rows:
+        is_tick = batch.column(TICK_COLUMN)
+        ticks += batch.num_rows - is_tick.null_count
+        if np.any(shards != shard) or ticks > 1:
             raise InternalError(f"rows of several shards reached the task of shard {shard}.")
-        if batch.num_rows:
-            yield batch.drop_columns([SHARD_COLUMN, TICK_COLUMN])
-        batch = next(batches, None)
+        rows = batch if is_tick.null_count == batch.num_rows else batch.filter(is_tick.is_null())
+        if rows.num_rows:
+            yield rows.drop_columns([SHARD_COLUMN, TICK_COLUMN])
+    if ticks == 0:
+        raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")
