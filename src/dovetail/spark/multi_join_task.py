@@ -62,7 +62,7 @@ class MultiJoinTask:
     codes
         How many columns of codes there are.
     places
-        For each input, the slot of each of its columns.
+        For each input, the slot of each of its columns; -1 - n where code number n tells the column.
     output_names
         What the columns of the result are called on their way.
     owner
@@ -148,8 +148,8 @@ class MultiJoinTask:
         attributes = self.spec.input_attributes[i]
         columns = [batch.column(1 + place) for place in range(len(attributes))]
         for field, slot in zip(schema, self.places[i], strict=True):
-            column = batch.column(1 + self.codes + slot)
-            # The same moments may be told in the session's time zone.
+            column = batch.column(1 + self.codes + slot if slot >= 0 else -slot)
+            # The same moments may be told in the session's time zone, and a code is wider than its column.
             columns.append(column if column.type == field.type else column.cast(field.type))
         names = [self.spec.code_columns[k] for k in attributes]
         return pa.RecordBatch.from_arrays(columns, names=[*names, *schema.names])

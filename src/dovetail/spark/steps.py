@@ -154,4 +154,4 @@ class Step(ABC):
 
     @abstractmethod
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """What tasks put out, as the user's columns."""
+        """What tasks put out, as the user's columns; there may be others besides."""

@@ -52,8 +52,8 @@ def test_results_that_a_lower_join_owes_hold_the_watermark_back() -> None:
 
 def routed(shard: int, numbers: list[int | None]) -> pa.RecordBatch:
     """Rows as the shuffle gives them; None: the tick."""
-    ticks = pa.array([True if number is None else None for number in numbers], pa.bool_())
-    return pa.record_batch({"__shard": [shard] * len(numbers), "__tick": ticks, "n": pa.array(numbers, pa.int64())})
+    shards = pa.array([-1 - shard if number is None else shard for number in numbers], pa.int32())
+    return pa.record_batch({"__shard": shards, "n": pa.array(numbers, pa.int64())})
 
 
 @pytest.mark.parametrize("numbers", [[None, 1, 2, 3], [1, 2, None, 3], [1, 2, 3, None]])
