@@ -60,6 +60,10 @@ class MetadataJoinStep(MultiJoinStep):
         """As of any multi-way join, and the punctuations that functions give."""
         return {**super().decide(previous, clock), "punctuations": self._promised.given(self.spec, clock)}
 
+    def needs_order(self, is_last: bool) -> bool:
+        """Which row breaks a promise depends on the order."""
+        return True
+
     def task(self, is_last: bool) -> "MetadataJoinTask":
         """The join of one shard."""
         plain = super().task(is_last)
