@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.errors import BudgetError, PlanError, PromiseError, SchemaError
 from dovetail.operators.metadata import REASON_COLUMN, Metadata, MetadataJoin, Order, Punctuation
-from dovetail.operators.mjoin import mjoin_spec
+from dovetail.operators.mjoin import TimeWindow, mjoin_spec
 from dovetail.testing.snapshots import through_storage
 
 UNIQUE = {"keys": ["a"]}
@@ -241,3 +241,32 @@ def test_rows_that_end_their_value_close_it(script: Any) -> None:
     assert join.labels(join.join.punctuate_rows("b", ends)) == []
     assert join.held() == (1, 0)
     assert join.join.metrics.punctuations_in == 1
+
+
+def test_quarantined_rows_go_to_who_waits_for_them_and_take_no_room(script: Any) -> None:
+    join = script("ab", Metadata(on_broken_promise="quarantine"), budget="40kB")
+    given: list[tuple[str, int]] = []
+    join.join.on_quarantined = lambda name, rows: given.append((name, rows.num_rows))
+    join.promise("a", 1)
+    # More than may wait to be fetched.
+    assert join.offer("a", *[(1, "x" * 200)] * 100) == []
+    assert {name for name, _ in given} == {"a"}
+    assert sum(count for _, count in given) == 100
+    assert join.join.take_quarantined() == []
+
+
+@pytest.mark.parametrize("policy", ["error", "quarantine"])
+def test_row_that_is_late_is_late_whatever_was_promised_since(script: Any, policy: str) -> None:
+    window = TimeWindow(1000, {"a": "ta", "b": "tb"}, late="side")
+    join = script("ab", Metadata(keys=["a"], on_broken_promise=policy), time=True, window=window)
+    join.offer("a", (1, 100, "a1"), (2, 100, "a2"))
+    join.labels(join.join.punctuate_rows("b", pa.record_batch({"k": [1]}), np.array([150])))
+    join.labels(join.join.advance(200))
+    # Of the moment before the punctuation, and behind the watermark; and a unique key once more, as late.
+    assert join.offer("b", (1, 140, "late")) == []
+    assert join.offer("a", (2, 150, "late")) == []
+    assert [(name, rows.column("k").to_pylist()) for name, rows in join.join.take_late()] == [("b", [1]), ("a", [2])]
+    assert join.join.metrics.broken_promises == {}
+    if policy == "quarantine":
+        join.offer("b", (1, 210, "broken"))
+        assert [(name, key) for name, key, _ in quarantined(join)] == [("b", 1)]
