@@ -52,6 +52,17 @@ class MetadataJoinStep(MultiJoinStep):
         visible = [field.name for field in fields if field.name not in hidden]
         self._put_out_as(T.StructType(fields), {name: name for name in visible})
 
+    @property
+    def notices(self) -> str | None:
+        """The column that tells closed join values, where there is one."""
+        return self._promised.notices
+
+    @property
+    def join_columns(self) -> list[str]:
+        """The join columns as the result has them."""
+        attribute = self.spec.attributes[0]
+        return list(attribute.columns[attribute.inputs[0]])
+
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on."""
         return {**super().fingerprint(), "kind": "metadata_join", "metadata": dict(self._promised.described)}
@@ -59,6 +70,12 @@ class MetadataJoinStep(MultiJoinStep):
     def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """As of any multi-way join, and the punctuations that functions give."""
         return {**super().decide(previous, clock), "punctuations": self._promised.given(self.spec, clock)}
+
+    def publish(self, record: StepRecord, state_root: Path, batch: int) -> None:
+        """Make late and quarantined rows visible."""
+        super().publish(record, state_root, batch)
+        if self._promised.quarantine is not None:
+            self._promised.quarantine.publish(record, state_root, batch)
 
     def task(self, is_last: bool) -> "MetadataJoinTask":
         """The join of one shard."""
@@ -69,6 +86,7 @@ class MetadataJoinStep(MultiJoinStep):
             marked=self._promised.marked,
             timed=self._promised.timed,
             has_notices=self._promised.notices is not None,
+            has_quarantine=self._promised.quarantine is not None,
             shards=self.shards,
         )
 
@@ -85,6 +103,8 @@ class MetadataJoinTask(MultiJoinTask):
         Inputs with marked rows, and those whose marks wait for the watermark.
     has_notices
         Whether the last column of the output is that of notices.
+    has_quarantine
+        Whether rows that broke a promise have a side output.
     shards
         How many there are.
     """
@@ -93,6 +113,7 @@ class MetadataJoinTask(MultiJoinTask):
     marked: frozenset[str]
     timed: frozenset[str]
     has_notices: bool
+    has_quarantine: bool
     shards: int
 
     def new_join(self, spec: MJoinSpec) -> MetadataJoin:
@@ -107,6 +128,7 @@ class MetadataJoinTask(MultiJoinTask):
         assert isinstance(join, MetadataJoin)
         late = LateWriter(Path(live.spill.name))
         join.on_late = late.add
+        join.on_quarantined = late.add_quarantined if self.has_quarantine else None
         join.set_time(intent["time_ms"])
         if intent["watermark"] is not None:
             yield from self._put_out(join.advance(intent["watermark"]))
@@ -121,6 +143,7 @@ class MetadataJoinTask(MultiJoinTask):
         yield from self._put_out(join.drain() if intent["drain"] else join.step(idle=True))
         if self.has_notices:
             yield from self._closed(join, given.shard)
+        join.on_quarantined = None
         result = self._result(given, live, late)
         result.report["counters"].update(  # what is so now, of all shards together
             {"punctuations_held": join.punctuations_held, "purge_lag": join.purge_lag}
