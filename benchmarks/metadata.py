@@ -32,6 +32,7 @@ from typing import Any
 
 import pyarrow as pa
 from metadata_bench.experiments import SCHEMAS, Arrival, Curve, Scale, against_xjoin, fastest, purging, scheduling
+from metadata_bench.plots import draw
 
 from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Schedule
 from dovetail.operators.mjoin import MJoin, SymmetricHashJoin, mjoin_spec
@@ -141,13 +142,19 @@ def soak(records: int, items_per_part: int) -> Verdict:
     """Bytes held through a long stream, by the join that is told what is over and by one that is not."""
     per_item = 10
     work = NewsWorkload(max(100, records // per_item), per_item)
-    told, is_flat = _soaked(work, items_per_part)
-    theirs = [_grown(work, items_per_part, part) for part in (0.02, 0.1)]
-    told += f"; without metadata {theirs[0]:,} bytes are held after a 50th and {theirs[1]:,} after a tenth"
-    return Verdict("soak", is_flat and theirs[1] > 3 * theirs[0], told)
+    told, is_flat, held = _soaked(work, items_per_part)
+    theirs = _grown(work, items_per_part, 0.1)
+    early, late = theirs[len(theirs) // 5 - 1], theirs[-1]
+    told += f"; without metadata {early:,} bytes are held after a 50th and {late:,} after a tenth"
+    seen = [items_per_part * per_item * (number + 1) for number in range(len(held))]
+    figures = {
+        "MJoin with punctuations": {"records": seen, "held_bytes": held},
+        "symmetric hash join, first tenth": {"records": seen[: len(theirs)], "held_bytes": theirs},
+    }
+    return Verdict("soak", is_flat and late > 3 * early, told, figures=figures)
 
 
-def _soaked(work: NewsWorkload, items_per_part: int) -> tuple[str, bool]:
+def _soaked(work: NewsWorkload, items_per_part: int) -> tuple[str, bool, list[int]]:
     spec = mjoin_spec(SCHEMAS, on="sno", budget="256MB")
     join = MetadataJoin(spec, Metadata(keys=["news"]))
     started, results, passed_on = time.perf_counter(), 0, 0
@@ -174,16 +181,18 @@ def _soaked(work: NewsWorkload, items_per_part: int) -> tuple[str, bool]:
         f"{metrics.dropped_on_arrival:,} dropped on arrival, {metrics.closed_rows:,} purged, {join.punctuations_held} "
         f"ranges held, {passed_on:,} punctuations passed on"
     )
-    return told, ratio <= 1.2 and join.punctuations_held <= 2
+    return told, ratio <= 1.2 and join.punctuations_held <= 2, held
 
 
-def _grown(work: NewsWorkload, items_per_part: int, part: float) -> int:
+def _grown(work: NewsWorkload, items_per_part: int, part: float) -> list[int]:
     join = SymmetricHashJoin(mjoin_spec(SCHEMAS, on="sno", budget="4GB"))
     stop = int(work.items * part)
+    held = []
     for start in range(0, stop, items_per_part):
         last = min(start + items_per_part, stop)
         _offered(join, work.news(start, last), work.accesses(start, last).records)
-    return join.size()
+        held.append(join.size())
+    return held
 
 
 def _offered(join: MJoin, news: pa.RecordBatch, access: pa.RecordBatch) -> int:
@@ -193,36 +202,7 @@ def _offered(join: MJoin, news: pa.RecordBatch, access: pa.RecordBatch) -> int:
     return results
 
 
-# ---------------------------------------------------------------- plots and output
-
-
-def plot(verdicts: list[Verdict], directory: Path) -> list[Path]:
-    """One picture per experiment and arrival: time, and memory where it is compared."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    written = []
-    for verdict in verdicts:
-        for order, curves in verdict.curves.items():
-            has_memory = verdict.name.startswith(("2", "3"))
-            figure, axes = plt.subplots(1, 1 + has_memory, figsize=(6 * (1 + has_memory), 4), squeeze=False)
-            for curve in curves:
-                axes[0][0].plot(curve.results, curve.seconds, label=curve.name)
-                if has_memory:
-                    axes[0][1].plot(curve.results, [size / 1e6 for size in curve.held_bytes], label=curve.name)
-            for axis, label in zip(axes[0], ("CPU seconds", "MB held"), strict=False):
-                axis.set_xlabel("results")
-                axis.set_ylabel(label)
-                axis.legend()
-            figure.suptitle(f"Experiment {verdict.name}, {order}")
-            figure.tight_layout()
-            path = directory / f"experiment-{verdict.name.split()[0]}-{order}.png"
-            figure.savefig(path, dpi=110)
-            plt.close(figure)
-            written.append(path)
-    return written
+# ---------------------------------------------------------------- output
 
 
 def main() -> int:
@@ -253,8 +233,10 @@ def main() -> int:
     known = json.loads(target.read_text(encoding="utf-8")) if target.exists() and arguments.section else {}
     known.update({verdict.name: verdict.as_dict() for verdict in verdicts})
     target.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    for path in [target, *plot(verdicts, arguments.output)]:
-        print(f"wrote {path}")
+    drawn = [draw(name, found, arguments.output) for name, found in known.items()]
+    for path in [target, *drawn]:
+        if path is not None:
+            print(f"wrote {path}")
     return 0 if all(verdict.is_reached for verdict in verdicts) else 1
 
 

@@ -166,7 +166,10 @@ def test_quarantined_rows_reach_a_side_output_once_across_restarts(spark: SparkS
     feeds["a"].add(pa.table({"k": [3, 4], "va": ["again", "a4"]}))
     feeds["b"].add(pa.table({"k": [1, 2], "vb": ["too late", "b3"], "is_last": [False, False]}))
     query()
-    reasons = {"1": "it matches an earlier punctuation of its input", "3": "it is a second row of a unique key"}
+    reasons = {
+        "1": "it matches an earlier punctuation of its input",
+        "3": "it is a second row of a join value that is unique in its input",
+    }
     expected = [(1, "too late", False, reasons["1"]), (3, "again", reasons["3"])]
     assert aside() == expected
     # A commit that was not published is: again, with the same rows. Then nothing is new, and nothing comes twice.

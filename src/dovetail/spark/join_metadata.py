@@ -191,7 +191,13 @@ class JoinMetadata:
 
     def given(self, spec: MJoinSpec, clock: BatchClock) -> dict[str, list[dict[str, Any]]]:
         """What the functions give for a micro-batch, ready for its intent."""
-        return {
-            name: [BoundPunctuation.of(each, name, spec.schemas[name]).as_dict() for each in function(clock)]
-            for name, function in self.callables.items()
-        }
+        given: dict[str, list[dict[str, Any]]] = {}
+        for name, function in self.callables.items():
+            found = function(clock)
+            if isinstance(found, Punctuation) or not isinstance(found, Iterable):
+                raise PlanError(
+                    f"The function of punctuations= for {name!r} gave {found!r}.",
+                    hint="Let it give a list of punctuations; an empty one where there are none.",
+                )
+            given[name] = [BoundPunctuation.of(each, name, spec.schemas[name]).as_dict() for each in found]
+        return given
