@@ -168,13 +168,13 @@ def test_a_million_values_in_any_order_are_one_range() -> None:
     assert join.metrics.punctuations_forgotten == 0
 
 
-@pytest.mark.parametrize("keys", ["integer", "text"])
-def test_a_million_values_that_cannot_be_merged_stay_within_their_room(keys: str) -> None:
+@pytest.mark.parametrize(("keys", "count"), [("integer", 1_000_000), ("text", 100_000)])
+def test_a_million_values_that_cannot_be_merged_stay_within_their_room(keys: str, count: int) -> None:
     schemas = {n: pa.schema({"k": pa.int64() if keys == "integer" else pa.string(), n: pa.int64()}) for n in "ab"}
     spec = mjoin_spec(schemas, on="k", budget="16MB")
     join = MetadataJoin(spec, Metadata(propagate=False))
     # Every second number, so that no two are neighbours.
-    numbers = pa.array(2 * np.random.default_rng(3).permutation(1_000_000))
+    numbers = pa.array(2 * np.random.default_rng(3).permutation(count))
     values = numbers if keys == "integer" else numbers.cast(pa.string())
     held = pa.record_batch([values.slice(0, 1000), pa.array(range(1000))], schema=schemas["a"])
     assert list(join.offer("a", spec.with_codes("a", held))) == []
@@ -183,8 +183,8 @@ def test_a_million_values_that_cannot_be_merged_stay_within_their_room(keys: str
     assert join.state_rows() == {"a": 0, "b": 0}
     assert join.sizes()["promises"] <= 1_000_000
     assert join.peak_bytes <= spec.budget.total_bytes
-    assert join.punctuations_held + join.metrics.punctuations_forgotten == 1_000_000
-    assert join.metrics.punctuations_forgotten > 900_000
+    assert join.punctuations_held + join.metrics.punctuations_forgotten == count
+    assert join.metrics.punctuations_forgotten > count * 0.8
 
 
 @pytest.mark.parametrize(
