@@ -119,8 +119,9 @@ def joined(join: MJoin, scale: Scale, order: Arrival, name: str, batch_items: in
             results += sum(out.num_rows for out in join.offer(source, batch))
         peak = max(peak, join.size())
         if uses_punctuations and isinstance(join, MetadataJoin):
-            for punctuation in given:
-                results += sum(out.num_rows for out in join.punctuate("access", punctuation))
+            # Records come in batches, and so do the punctuations behind them; purged at once, they come one by one.
+            for several in [[each] for each in given] if join.metadata.purging_used == "immediate" else [given]:
+                results += sum(out.num_rows for out in join.punctuate("access", *several))
         cpu += time.process_time() - started
         if number % every == every - 1 or number == len(parts) - 1:
             curve.note(results, cpu, peak)

@@ -1,4 +1,4 @@
-"""The demos, small: one loads exactly what was landed, and its report has its pictures; one counts news that are over."""
+"""The demos, small: one loads what was landed, with a report that has its pictures; one counts news that are over."""
 
 import os
 import re

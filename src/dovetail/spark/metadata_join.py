@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.operators.metadata import REASON_COLUMN, Metadata, MetadataJoin
 from dovetail.operators.metadata.join import CLOSED_ROW
-from dovetail.operators.metadata.punctuation import BoundPunctuation
+from dovetail.operators.metadata.punctuation import BoundPunctuation, points_of
 from dovetail.operators.mjoin import MJoinSpec
 from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.spark.join_metadata import ENDS, JoinMetadata, mark_column
@@ -28,6 +28,8 @@ from dovetail.spark.shard_job import ShardInput, ShardResult
 from dovetail.spark.steps import BatchClock, StepRecord
 
 __all__ = ["MetadataJoinStep", "MetadataJoinTask"]
+
+_MOST_VALUES = 1_000_000
 
 
 class MetadataJoinStep(MultiJoinStep):
@@ -139,7 +141,9 @@ class MetadataJoinTask(MultiJoinTask):
                 ended.append((name, ends))
             yield from self._put_out(join.offer(name, rows))
             yield from self._quarantined(join)
-        yield from self._put_out(self._promise(join, ended, intent["punctuations"]))
+        yield from self._put_out(self._promise(join, ended))
+        yield from self._put_out(self._promise_given(join, intent["punctuations"], given.shard))
+        yield from self._put_out(join.end_batch())
         yield from self._put_out(join.drain() if intent["drain"] else join.step(idle=True))
         if self.has_notices:
             yield from self._closed(join, given.shard)
@@ -161,15 +165,24 @@ class MetadataJoinTask(MultiJoinTask):
             return batch, None
         return batch.filter(pa.array(marks != ENDS)), batch.filter(pa.array(marks > 0))
 
-    def _promise(
-        self, join: MetadataJoin, ended: list[tuple[str, pa.RecordBatch]], given: Mapping[str, list[Mapping[str, Any]]]
-    ) -> Iterator[pa.RecordBatch]:
+    def _promise(self, join: MetadataJoin, ended: list[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         for name, rows in ended:
             times = self._times(name, rows) if name in self.timed else None
             yield from join.punctuate_rows(name, rows, times)
+
+    def _promise_given(
+        self, join: MetadataJoin, given: Mapping[str, list[Mapping[str, Any]]], shard: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Values of the whole join key concern their own shard only; any other punctuation, all of them."""
         for name, described in given.items():
-            yield from join.punctuate(name, *(BoundPunctuation.from_dict(each).unbound() for each in described))
-        yield from join.end_batch()
+            reader = join.collection.readers[self.spec.names.index(name)]
+            for bound in map(BoundPunctuation.from_dict, described):
+                values = points_of(bound, reader.columns, _MOST_VALUES)
+                if values is None:
+                    yield from join.punctuate(name, bound.unbound())
+                else:
+                    is_mine = shard_of_codes(reader.of_values(values).codes, self.shards) == shard
+                    yield from join.punctuate_rows(name, values.filter(pa.array(is_mine)))
 
     def _times(self, name: str, rows: pa.RecordBatch) -> Any:
         assert self.spec.window is not None

@@ -152,6 +152,18 @@ def test_punctuation_that_does_not_name_the_join_column_is_a_promise_in_every_sh
     assert all(report["counters"]["broken_promises"]["punctuation"] for report in shards.reports)
 
 
+def test_values_that_a_function_gave_are_held_by_their_own_shard_only(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    # Every second number, so that no two are neighbours and make one range.
+    numbers = list(range(0, 20, 2))
+    given = [BoundPunctuation.of(Punctuation.one_of("sno", numbers), "access", SCHEMAS["access"]).as_dict()]
+    found = shards.run([(n, "n") for n in numbers], [], {"access": given})
+    assert sorted(row["sno"] for row in found) == numbers
+    held = [report["counters"]["punctuations_held"] for report in shards.reports]
+    assert sum(held) == len(numbers)
+    assert 0 not in held
+
+
 def test_marked_rows_go_to_the_shard_of_their_value_only(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shards.run([(n, "n") for n in range(10)], [(3, ENDS, None)])

@@ -33,7 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.memory import Reservation
-from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts
+from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts, together
 from dovetail.operators.metadata.collection import PunctuationCollection
 from dovetail.operators.metadata.deferred import DeferredRows
 from dovetail.operators.metadata.intervals import IntervalSet
@@ -319,7 +319,7 @@ class MetadataJoin(MJoin):
         closed_codes: list[Int64Array] | None = []
         closed_count = 0
         self.metrics.punctuations_in += len(punctuations)
-        for bound in (part for each in punctuations for part in in_parts(each)):
+        for bound in (part for each in together(punctuations) for part in in_parts(each)):
             codes, count = codes_and_count(self.collection.ranges[i].add(bound))
             closed_count += count
             if codes is None or closed_codes is None:
