@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 import dovetail as dt
 from dovetail.testing.flows import Feed, commits_of
+from dovetail.testing.sessions import local_session
 
 SECONDS_PER_PART = 60
 _START_S = 1_767_225_600
@@ -101,23 +102,6 @@ class Held:
         return max(values[len(values) // 2 :])
 
 
-def session() -> SparkSession:
-    """Two cores, loopback only, as many partitions as shards."""
-    found: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("bench-metadata")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    return found
-
-
 def _streams(spark: SparkSession, root: Path) -> dict[str, DataFrame]:
     schemas = {"news": "sno long, tn timestamp, title string"}
     schemas["access"] = "sno long, ta timestamp, ip string, over boolean"
@@ -187,7 +171,7 @@ def theirs(spark: SparkSession, lives: Lives, root: Path, checkpoint: Path) -> H
 
 def compare(lives: Lives) -> tuple[str, float, dict[str, Any]]:
     """Both joins on the same files: what to print, our share of the state at most, and the figures."""
-    spark = session()
+    spark = local_session(settings={"spark.log.level": "OFF"})
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         expected = lives.write(root)

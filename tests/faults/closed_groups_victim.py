@@ -58,21 +58,10 @@ def flow_on(spark: Any, root: Path) -> Any:
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    from pyspark.sql import SparkSession
-
     import dovetail as dt
+    from dovetail.testing.sessions import local_session
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.local.dir", str(root / "local"))
-        .getOrCreate()
-    )
+    spark = local_session(root, {"spark.log.level": "OFF"})
     files = [sorted((root / name).glob("[0-9]*.parquet")) for name in ("news", "access")]
     given = sum(table.num_rows for number in range(len(files[0])) for table in rows_of(number))
     query = flow_on(spark, root).write(dt.sinks.parquet(root / "out"), checkpoint=root / "checkpoint", keep_commits=3)
