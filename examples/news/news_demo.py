@@ -10,6 +10,7 @@ of items that are still being read. It needs no service, and removes what it wro
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +65,12 @@ def streams(spark: SparkSession, root: Path) -> dict[str, DataFrame]:
     }
 
 
+def is_told(query: Any) -> bool:
+    """Whether the counts of all items have come out, and the flow has said so."""
+    progress = query.progress
+    return progress is not None and progress.operators[1].totals.output_rows == ITEMS
+
+
 def main() -> None:
     """Write, join and count."""
     work = NewsWorkload(ITEMS, accesses_per_item=10)
@@ -96,8 +103,10 @@ def main() -> None:
         for number in range(ITEMS // ITEMS_PER_FILE):
             sent += write_part(root, work, number)
             time.sleep(0.3)
-        while query.isActive and len(final) < ITEMS:
+        while query.isActive and not is_told(query):
             time.sleep(0.2)
+        if not query.isActive:
+            query.awaitTermination()  # raises what ended it
         progress = query.progress
         query.stop()
         assert progress is not None
