@@ -7,10 +7,16 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 __all__ = ["draw"]
 
-_TITLES = {"ordered": "ordered arrival", "random": "random arrival", "overflow": "ordered arrival, XJoin overflows"}
+_TITLES = {
+    "ordered": "ordered arrival",
+    "random": "random arrival",
+    "overflow": "ordered, XJoin overflows",
+    "large": "ordered, large batches",
+}
 
 
 def draw(name: str, verdict: dict[str, Any], directory: Path) -> Path | None:
@@ -34,9 +40,9 @@ def draw(name: str, verdict: dict[str, Any], directory: Path) -> Path | None:
 def _experiment(name: str, curves: dict[str, list[dict[str, Any]]]) -> Any:
     has_memory = name[0] in "23"
     rows = 1 + has_memory
-    figure, axes = plt.subplots(
-        rows, len(curves), figsize=(5 * len(curves), 3.6 * rows), squeeze=False, layout="constrained"
-    )
+    width = 4 if len(curves) > 2 else 5.5
+    size = (width * len(curves), 3.4 * rows)
+    figure, axes = plt.subplots(rows, len(curves), figsize=size, squeeze=False, layout="constrained")
     for column, (order, found) in enumerate(curves.items()):
         for curve in found:
             axes[0][column].plot(curve["results"], curve["seconds"], label=curve["name"])
@@ -44,10 +50,12 @@ def _experiment(name: str, curves: dict[str, list[dict[str, Any]]]) -> Any:
                 axes[1][column].plot(curve["results"], [b / 1e6 for b in curve["held_bytes"]], label=curve["name"])
         axes[0][column].set_title(_TITLES[order])
         for row, label in zip(range(rows), ("CPU seconds", "MB held"), strict=False):
-            axes[row][column].set_xlabel("results")
+            axes[row][column].set_xlabel("thousand results")
+            axes[row][column].xaxis.set_major_locator(MaxNLocator(6))
+            axes[row][column].xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}")
             axes[row][column].set_ylabel(label)
             axes[row][column].set_ylim(bottom=0)
-            axes[row][column].legend()
+            axes[row][column].legend(fontsize=9)
     figure.suptitle(f"Experiment {name}")
     return figure
 
