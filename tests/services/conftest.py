@@ -19,11 +19,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from dovetail.faultpoints import FAULT_POINT_VARIABLE
 
 PROJECT = Path(__file__).parents[2]
+_PARTITIONS = 2
 
 
 def free_port() -> int:
@@ -161,7 +162,7 @@ class Kafka:
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
-            "num.partitions": 2,
+            "num.partitions": _PARTITIONS,
         }
         properties = self.directory / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -179,6 +180,30 @@ class Kafka:
             assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
             assert time.monotonic() < give_up_at, "the broker does not answer"
             time.sleep(0.1)
+
+    def send(self, rows: DataFrame, topic: str) -> None:
+        """Send the texts in a column `value`, and wait until the broker has them."""
+        rows.write.format("kafka").option("kafka.bootstrap.servers", self.servers).option("topic", topic).save()
+
+    def lose_records(self, spark: SparkSession, topic: str) -> None:
+        """Forget all records of a topic, as a broker does when their time is up."""
+        java = spark._jvm
+        settings = java.java.util.Properties()
+        settings.put("bootstrap.servers", self.servers)
+        loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+        # Two methods have this name, and py4j sees only one of them.
+        kinds = spark.sparkContext._gateway.new_array(java.java.lang.Class, 1)
+        kinds[0] = java.java.lang.Long.TYPE
+        given = spark.sparkContext._gateway.new_array(java.java.lang.Object, 1)
+        given[0] = -1
+        records = loader.loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
+        everything = records.getMethod("beforeOffset", kinds).invoke(None, given)
+        admin = java.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        wanted = java.java.util.HashMap()
+        for number in range(_PARTITIONS):
+            wanted.put(java.org.apache.kafka.common.TopicPartition(topic, number), everything)
+        admin.deleteRecords(wanted).all().get()
+        admin.close()
 
     def stop(self) -> None:
         """Kill it."""

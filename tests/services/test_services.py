@@ -1,7 +1,6 @@
 """A real PostgreSQL as the warehouse: exactly once whatever is killed, upserts, bad tables, wrong passwords."""
 
 import importlib.util
-import json
 import random
 import signal
 from collections import Counter
@@ -20,7 +19,7 @@ from pyspark.sql import functions as F
 import dovetail as dt
 from dovetail.cli.main import main
 from dovetail.errors import PlanError, StateError
-from dovetail.testing.flows import Feed, commits_of, wait_until
+from dovetail.testing.flows import Feed, wait_until
 
 PROGRAM = Path(__file__).with_name("load_victim.py")
 SEED = 60_013
@@ -100,10 +99,7 @@ def test_topic_is_loaded_exactly_once_however_often_the_driver_is_killed(
         for _ in range(files):
             table = VICTIM.orders(len(sent) // VICTIM.ROWS_PER_FILE)
             sent.extend(table.to_pylist())
-            records = spark.createDataFrame(table).select(F.to_json(F.struct("*")).alias("value"))
-            records.write.format("kafka").option("kafka.bootstrap.servers", kafka.servers).option(
-                "topic", "orders"
-            ).save()
+            kafka.send(spark.createDataFrame(table).select(F.to_json(F.struct("*")).alias("value")), "orders")
 
     for number in range(service_kills):
         send(2)
@@ -135,25 +131,6 @@ def require_loaded(postgres: Any, table: str, given: list[dict[str, Any]]) -> No
     for row in loaded:
         assert numbers.setdefault((row[1], row[2]), row[5]) == row[5], "a source key has two numbers"
     assert len(set(numbers.values())) == len(numbers), "a number was given twice"
-
-
-def test_topic_written_by_a_flow_tells_repetitions_by_its_headers(
-    kafka: Any, spark: SparkSession, tmp_path: Path
-) -> None:
-    spark.range(6).withColumn("v", F.concat(F.lit("value "), "id")).write.parquet(str(tmp_path / "feed"))
-    source = spark.readStream.schema("id long, v string").parquet(str(tmp_path / "feed"))
-    to = dt.sinks.kafka(kafka.servers, "written", key="id")
-    query = dt.stream(source, "writing").write(to, checkpoint=tmp_path / "ckpt", trigger="available-now")
-    query.awaitTermination()
-    to.publish(commits_of(tmp_path / "ckpt")[-1]["receipt"])  # as after a crash: everything is sent again
-    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.servers)
-    records = reader.option("subscribe", "written").option("includeHeaders", "true").load().collect()
-    assert len(records) == 12
-    headers = Counter(tuple((h["key"], bytes(h["value"])) for h in record["headers"]) for record in records)
-    assert set(headers.values()) == {2}, "a repetition has the headers of the first"
-    assert {dict(h)["flow"] for h in headers} == {b"writing"}
-    assert {json.loads(record["value"])["v"] for record in records} == {f"value {n}" for n in range(6)}
-    assert {json.loads(record["key"])["id"] for record in records} == set(range(6))
 
 
 @pytest.fixture

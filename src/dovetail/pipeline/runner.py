@@ -106,7 +106,7 @@ class _Planner:
             flow = self._at(("sources", name), lambda: self._flow_of(name, frames[name]))
         for number in steps:
             step = self.pipeline.steps[number]
-            flow = self._at(("steps", number, step.kind), partial(apply_step, flow, step, relations))
+            flow = self._at(("steps", number, step.kind), partial(apply_step, flow, step, relations, self.checked.path))
         sink = self._at(("sink",), lambda: self._sink(self.pipeline.sink))
         return PlannedPipeline(self.checked, flow, sink)
 
