@@ -190,11 +190,16 @@ class _Planner:
         text = F.col("value") if most is None else F.when(F.octet_length("value") <= most, F.col("value"))
         place = F.format_string("%s, partition %d, offset %d", F.col("topic"), F.col("partition"), F.col("offset"))
         parsed = records.select(
-            F.from_json(text.cast("string"), columns, options).alias("row"), place.alias(_FILE), size
+            F.from_json(text.cast("string"), columns, options).alias("row"), place.alias(_FILE), size, "value"
         )
         if source.malformed == "error":
             return parsed.select("row.*", _BYTES)
-        rows = parsed.select("row.*", _FILE, _BYTES)
+        cut = F.when(F.col(_BYTES) > (most or 0), F.substring(F.col("value").cast("string"), 1, most or 0))
+        text = F.col(f"row.{_MALFORMED}")
+        malformed = text if most is None else F.coalesce(text, cut)
+        rows = parsed.select(
+            *(F.col(f"row.{quoted(name)}") for name in names), malformed.alias(_MALFORMED), _FILE, _BYTES
+        )
         if source.malformed == "drop":
             return rows.where(F.col(_MALFORMED).isNull()).select(*names, _BYTES)
         return rows
