@@ -55,6 +55,7 @@ sources:
     malformed: dead-letter
     dead_letter: {{path: dead}}
     max_records_per_trigger: 7
+    max_record_bytes: 80
     options: {options}
 relations:
   keys: {{path: keys}}
@@ -80,14 +81,15 @@ def pipeline(kafka: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 def test_pipeline_reads_a_topic_and_sets_aside_what_is_not_json(
     kafka: Any, spark: SparkSession, tmp_path: Path, pipeline: Any
 ) -> None:
-    kafka.send(texts(spark, [*numbers(0, 20), "not JSON", '{"id": "x"}']), "read")
+    long = json.dumps({"id": 99, "city": "x" * 900})
+    kafka.send(texts(spark, [*numbers(0, 20), "not JSON", '{"id": "x"}', long]), "read")
     pipeline("read")
     assert main(["run", "p.yaml"]) == 0
     assert sorted(row["id"] for row in published_rows(tmp_path / "out")) == list(range(20))
-    assert {row["malformed"] for row in published_rows(tmp_path / "dead")} == {"not JSON", '{"id": "x"}'}
+    assert {row["malformed"] for row in published_rows(tmp_path / "dead")} == {"not JSON", '{"id": "x"}', long[:80]}
     assert all(row["origin"].startswith("read, partition ") for row in published_rows(tmp_path / "dead"))
     batches = commits_of(tmp_path / "ckpt")
-    assert len(batches) >= 4, "22 records, at most 7 at a time"
+    assert len(batches) >= 4, "23 records, at most 7 at a time"
     kafka.send(texts(spark, numbers(15, 30)), "read")
     assert main(["run", "p.yaml"]) == 0
     rows = published_rows(tmp_path / "out")
