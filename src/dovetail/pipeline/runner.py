@@ -178,7 +178,7 @@ class _Planner:
             reader = reader.option("maxOffsetsPerTrigger", source.max_records_per_trigger)
         records = reader.load()
         columns = T.StructType.fromDDL(source.columns)
-        names = columns.names
+        names = list(columns.names)
         modes = {"error": "FAILFAST", "drop": "PERMISSIVE", "dead-letter": "PERMISSIVE"}
         options = {"mode": modes[source.malformed]}
         if source.malformed != "error":
