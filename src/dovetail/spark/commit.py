@@ -66,7 +66,7 @@ class CommitProtocol:
         self._stages, self._store, self._sink = tuple(stages), store, sink
         self._drains_always, self._keep_commits = drains_always, keep_commits
         self._steps = [stage for stage in stages if isinstance(stage, Step)]
-        self._side_sinks = [stage.sink for stage in stages if isinstance(stage, Diversion)]
+        self._side_sinks = side_sinks(stages)
         self._routers: dict[str, Router] = {}
         self._last_commit: Commit | None = None
         self._runs_since_cleanup = _CLEAN_EVERY
@@ -200,6 +200,7 @@ class CommitProtocol:
             receipt = self._sink.stage(rows, batch)
         fault_point("flow.job.after")
         found = {name: collector.collect() for name, collector in collectors.items()}
+        side += self._side_outputs(df.sparkSession, batch, {name: record for name, (record, _) in found.items()})
         body = {
             "batch": batch,
             "query": intent["query"],
@@ -212,6 +213,17 @@ class CommitProtocol:
             "operators": {name: _as_dicts(record) for name, (record, _) in found.items()},
         }
         return self._store.create_commit(batch, body)
+
+    def _side_outputs(self, spark: SparkSession, batch: int, records: Mapping[str, StepRecord]) -> list[dict[str, Any]]:
+        """Stage what steps give to sinks of their own; most often there is nothing, and no job."""
+        staged = []
+        for step in self._steps:
+            if step.side_sink is not None:
+                rows = step.side_rows(records[step.name], spark)
+                receipt = None if rows is None else dict(step.side_sink.stage(rows, batch))
+                staged.append({"sink": step.side_sink.kind, "receipt": receipt})
+                fault_point("flow.side.staged")
+        return staged
 
     def _apply(
         self,
@@ -251,8 +263,9 @@ class CommitProtocol:
                 f"{len(self._side_sinks)}.",
                 hint="Start the flow as it was, until one more micro-batch is through, or with a new checkpoint.",
             )
-        parts = [part["receipt"] for part in side]
-        return [*zip(self._side_sinks, parts, strict=True), (self._publisher(commit), commit["receipt"])]
+        pairs = zip(self._side_sinks, side, strict=True)
+        beside = [(sink, part["receipt"]) for sink, part in pairs if part["receipt"] is not None]
+        return [*beside, (self._publisher(commit), commit["receipt"])]
 
     def _publisher(self, commit: Commit) -> Sink:
         if commit["sink"] != self._sink.kind:
@@ -273,6 +286,12 @@ def _planned_once(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(_ADAPTIVE, str(before))
+
+
+def side_sinks(stages: Sequence[Stage]) -> list[Sink]:
+    """The sinks besides the flow's own, in the order in which a commit names their receipts."""
+    before = [stage.sink for stage in stages if isinstance(stage, Diversion)]
+    return before + [stage.side_sink for stage in stages if isinstance(stage, Step) and stage.side_sink is not None]
 
 
 def _record(commit: Commit, step: Step) -> StepRecord:
