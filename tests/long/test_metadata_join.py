@@ -139,6 +139,49 @@ def test_stream_of_punctuations_a_function_and_quarantine(spark: SparkSession, t
     assert details(query).state_rows["a"] == 3
 
 
+def test_stream_that_names_a_part_of_the_key_closes_it_in_every_shard(spark: SparkSession, tmp_path: Path) -> None:
+    feeds = {name: Feed(tmp_path / name) for name in ("a", "b", "ends")}
+    kinds = {
+        "a": "k string, j long, ta timestamp, va long",
+        "b": "k string, j long, tb timestamp, vb long",
+        "ends": "k string, tb timestamp",
+    }
+
+    def query() -> FlowQuery:
+        streams = {name: stream(spark, feed, kinds[name]) for name, feed in feeds.items()}
+        flow = multi_join(
+            {"a": streams["a"], "b": streams["b"]},
+            on=["k", "j"],
+            window="1 hour",
+            time={"a": "ta", "b": "tb"},
+            lateness="10 seconds",
+            keys=["a"],
+            punctuations={"b": streams["ends"]},
+            on_broken_promise="count",
+            shards=3,
+        )
+        return run(flow, tmp_path)
+
+    numbers = list(range(12))
+    feeds["a"].add(pa.table({"k": ["x", "y"] * 6, "j": numbers, "ta": moments(*[0] * 12), "va": numbers}))
+    feeds["b"].add(pa.table({"k": ["x"], "j": [0], "tb": moments(5), "vb": [0]}))
+    feeds["ends"].add(pa.table({"k": ["x", None], "tb": moments(30, 30)}))
+    first = query()
+    assert details(first).state_rows["a"] == 12
+    feeds["a"].add(pa.table({"k": ["z"], "j": [0], "ta": moments(100), "va": [99]}))
+    feeds["b"].add(pa.table({"k": ["x"], "j": [2], "tb": moments(100), "vb": [2]}))
+    query()
+    # The watermark is at 90 seconds now: all values with x are closed, in whichever shard they are.
+    feeds["b"].add(pa.table({"k": ["x", "y"], "j": [4, 5], "tb": moments(101, 101), "vb": [4, 5]}))
+    last = query()
+    joined = sorted((row["k"], row["j"], row["vb"]) for row in published_rows(tmp_path / "out"))
+    assert joined == [("x", 0, 0), ("x", 2, 2), ("y", 5, 5)]
+    assert details(last).details["broken_promises.punctuation"] == 1
+    # The row whose k is NULL closed nothing; each shard was told of x.
+    assert details(last).details["punctuations_in"] == 3
+    assert details(last).state_rows["a"] == 7
+
+
 def test_quarantined_rows_reach_a_side_output_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
     feeds = {name: Feed(tmp_path / name) for name in ("a", "b")}
     kinds = {"a": "k long, va string", "b": "k long, vb string, is_last boolean"}

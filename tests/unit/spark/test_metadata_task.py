@@ -44,7 +44,8 @@ class Shards:
         self.task = MetadataJoinTask(
             spec=spec, numbers=(0, 1), codes=1, places=((0, 1), (0, 2, 1)), output_names=names, owner="test",
             alive_bytes=0, metadata=Metadata(keys=["news"], is_batchwise=True, **metadata),
-            marked=frozenset(["access"]), timed=frozenset(), has_notices=True, has_quarantine=False, shards=SHARDS,
+            marked=frozenset(["access"]), timed=frozenset(), patterns={}, has_notices=True, has_quarantine=False,
+            shards=SHARDS,
         )  # fmt: skip
         for shard in range(SHARDS):
             (root / "1-join" / f"{shard:05d}").mkdir(parents=True)
