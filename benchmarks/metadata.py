@@ -132,8 +132,9 @@ def on_spark(is_quick: bool) -> Verdict:
 
     items, parts = (1000, 8) if is_quick else (4000, 14)
     tail = Lives(f"one item in 100 open for {parts // 2} parts, the others for 1", items, parts, 10, 0.01, parts // 2)
-    alike, _, alike_figures = compare(Lives("all open for 1 part", items, parts // 2))
     told, share, figures = compare(tail)
+    print(f"  {told}", flush=True)
+    alike, _, alike_figures = compare(Lives("all open for 1 part", items, parts // 2))
     said = f"{told}; {alike}"
     return Verdict("Spark", share <= 0.1, said, figures={"tail": figures, "alike": alike_figures})
 
