@@ -56,7 +56,7 @@ def _experiment(name: str, curves: dict[str, list[dict[str, Any]]]) -> Any:
             axes[row][column].set_ylabel(label)
             axes[row][column].set_ylim(bottom=0)
             axes[row][column].legend(fontsize=9)
-    figure.suptitle(f"Experiment {name}")
+    figure.suptitle(f"Experiment {name.replace(' ', ': ', 1)}")
     return figure
 
 

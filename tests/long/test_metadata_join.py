@@ -82,6 +82,9 @@ def test_marked_rows_close_groups_once_across_restarts_and_leave_no_state(spark:
     assert dict(operator.state_rows) == {"news": 0, "access": 0}
     assert operator.details["dropped_on_arrival"] + operator.details["closed_rows"] == WORK.items * 6
     assert operator.details["punctuations_in"] == WORK.items
+    assert operator.details["punctuations_out"] > 0
+    # Closed numbers that are neighbours within a shard are one range; what no neighbour joins is one each.
+    assert 0 < operator.details["punctuations_held"] <= WORK.items
     assert operator.details["purge_lag"] == 0
     assert operator.details["saved_bytes"] > 0
 
@@ -255,6 +258,9 @@ def test_group_count_emits_each_group_once_when_it_closes_across_restarts(spark:
             shards=2,
         )
         counted = flow.aggregate_closed({"accesses": "count", "first": ("min", "sno")})
+        join, groups = counted.explanation().as_dict()["steps"]
+        assert (join["algorithm"], join["keys"], groups["kind"]) == ("1-NP", ["news"], "aggregate_closed")
+        assert join["punctuations"] == ["access: over, which are not data"]
         query = run(counted, tmp_path)
         told = [(row["sno"], row["accesses"], row["first"]) for row in published_rows(tmp_path / "out")]
         assert len(told) == len({sno for sno, _, _ in told})

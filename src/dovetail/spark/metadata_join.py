@@ -6,7 +6,7 @@ other text is the reason why that row of an input was not joined.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from dovetail.spark.late_rows import LateWriter
 from dovetail.spark.multi_join_step import MultiJoinStep
 from dovetail.spark.multi_join_task import MultiJoinTask
 from dovetail.spark.shard_job import ShardInput, ShardResult
-from dovetail.spark.steps import BatchClock, StepRecord
+from dovetail.spark.steps import BatchClock, StepExplanation, StepRecord
 from dovetail.spark.tagged_inputs import INPUT_COLUMN
 
 __all__ = ["MetadataJoinStep", "MetadataJoinTask"]
@@ -72,6 +72,20 @@ class MetadataJoinStep(MultiJoinStep):
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on."""
         return {**super().fingerprint(), "kind": "metadata_join", "metadata": dict(self._promised.described)}
+
+    def explanation(self) -> StepExplanation:
+        """As of any multi-way join, with what is promised and the paper's name for such a join."""
+        plain, metadata = super().explanation(), self._promised.metadata
+        promised = {
+            "algorithm": metadata.algorithm(self.spec),
+            "keys": sorted(metadata.keys) or None,
+            "clustered": sorted(metadata.clustered) or None,
+            "ordered": sorted(metadata.ordered) or None,
+            "punctuations": [f"{name}: {of}" for name, of in self._promised.described["punctuations"].items()] or None,
+            "purging": metadata.purging_used,
+            "broken": metadata.on_broken_promise,
+        }
+        return replace(plain, facts={**plain.facts, **promised})
 
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """As of any multi-way join; punctuations that do not name the whole join key go to every shard."""
