@@ -245,18 +245,26 @@ class BoundPunctuation:
 
 
 def patterns_of(rows: pa.RecordBatch) -> list[BoundPunctuation]:
-    """Rows as punctuations on those of their columns that are not NULL, each once; a row of NULLs only is none.
+    """Rows as punctuations on those of their columns that are not NULL, each once; a row of NULLs only is none, and
+    one with a NaN, which matches nothing, neither.
 
     Examples
     --------
     >>> rows = pa.record_batch({"a": [1, None, 1, None], "b": ["x", "y", "x", None]})
     >>> [str(each) for each in patterns_of(rows)]
     ['a = 1 and b = x', 'b = y']
+    >>> [str(each) for each in patterns_of(pa.record_batch({"f": [-0.0, float("nan")]}))]
+    ['f = 0.0']
     """
     found: dict[tuple[Any, ...], BoundPunctuation] = {}
     for values in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        named = [(field, value) for field, value in zip(rows.schema, values, strict=True) if value is not None]
-        if named and values not in found:
+        # One zero, as everywhere else.
+        named = [
+            (f, v + 0.0 if isinstance(v, float) else v)
+            for f, v in zip(rows.schema, values, strict=True)
+            if v is not None
+        ]
+        if named and values not in found and all(value == value for _, value in named):
             found[values] = BoundPunctuation({f.name: BoundSet(pa.array([value], f.type)) for f, value in named})
     return list(found.values())
 
