@@ -7,10 +7,12 @@ other text is the reason why that row of an input was not joined.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -166,6 +168,8 @@ class MetadataJoinTask(MultiJoinTask):
         live = self._continued(given)
         join = live.join
         assert isinstance(join, MetadataJoin)
+        if self.shards > 1:
+            join.expect_only(partial(_is_of_shard, self.shards, given.shard))
         late = LateWriter(Path(live.spill.name))
         join.on_late = late.add
         join.on_quarantined = late.add_quarantined if self.has_quarantine else None
@@ -260,6 +264,11 @@ class MetadataJoinTask(MultiJoinTask):
             ]
             batch = pa.RecordBatch.from_arrays(columns, schema=_all_nullable(join.output_schema))
             yield from self._noticed(batch, pa.array(np.full(mine.num_rows, CLOSED_ROW), pa.string()))
+
+
+def _is_of_shard(shards: int, shard: int, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = shard_of_codes(codes, shards) == shard
+    return found
 
 
 def _all_nullable(schema: pa.Schema) -> pa.Schema:

@@ -147,6 +147,12 @@ class MetadataJoin(MJoin):
         """Whether another input holds tuples in memory with one of these codes."""
         return bool(self._purger.has_match(i, codes).any())
 
+    def expect_only(self, comes: Callable[[Int64Array], npt.NDArray[np.bool_]]) -> None:
+        """Say which codes can come at all, where streams are split over several joins: closed values between which no
+        other comes are then kept as one range."""
+        for each in self.collection.ranges:
+            each.comes = comes
+
     def reserve(self, component: str) -> Reservation:
         """An account within the join's budget for a component around it."""
         return self._ledger.reserve(component)
