@@ -109,6 +109,10 @@ class MetadataJoinStep(MultiJoinStep):
         """As of any multi-way join, and the punctuations that functions give."""
         return {**super().decide(previous, clock), "punctuations": self._promised.given(self.spec, clock)}
 
+    def needs_order(self, is_last: bool) -> bool:
+        """Which row breaks a promise depends on the order."""
+        return True
+
     def publish(self, record: StepRecord, state_root: Path, batch: int) -> None:
         """Make late and quarantined rows visible."""
         super().publish(record, state_root, batch)
