@@ -265,7 +265,7 @@ def test_group_count_emits_each_group_once_when_it_closes_across_restarts(spark:
         told = [(row["sno"], row["accesses"], row["first"]) for row in published_rows(tmp_path / "out")]
         assert len(told) == len({sno for sno, _, _ in told})
     expected = Counter(row["sno"] for row in access_feed.rows() if not row["over"])
-    # The sum over rows of a group that has none is NULL; every item is told, also one that nobody read.
+    # Every item is told, also one that nobody read; the least of no rows is NULL.
     assert sorted(told) == [(sno, expected[sno], sno if expected[sno] else None) for sno in range(WORK.items)]
     progress = query.progress
     assert progress is not None
