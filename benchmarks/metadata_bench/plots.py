@@ -72,7 +72,7 @@ def _on_spark(figures: dict[str, Any]) -> Any:
         axis.set_xlabel("micro-batch")
         axis.set_ylabel("MB of state")
         axis.set_ylim(bottom=0)
-        axis.legend()
+        axis.legend(loc="center", fontsize=9)
     figure.suptitle("State on Spark")
     return figure
 
