@@ -7,8 +7,6 @@ is "closed", and the count of that news item is printed then, once, and never ha
 small as the number of items that are still being read. It needs no service, and removes what it wrote.
 """
 
-import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,28 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
 import dovetail as dt
+from dovetail.testing.sessions import local_session
 from dovetail.workloads.news import NewsWorkload
 
 LOG_SETTINGS = Path(__file__).parents[1] / "log4j2.properties"
+SPARK_SETTINGS = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"}
 ITEMS, ITEMS_PER_FILE = 60, 10
 console = Console(highlight=False)
-
-
-def start_spark() -> SparkSession:
-    """Start Spark in this process: two cores, loopback only, no pages and no chatter."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("dovetail-news-demo")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    return session
 
 
 def publish(path: Path, text: str) -> None:
@@ -102,7 +85,7 @@ def main() -> None:
         root = Path(directory)
         for name in ("news", "access"):
             (root / name).mkdir()
-        spark = start_spark()
+        spark = local_session(settings=SPARK_SETTINGS)
         flow = dt.multi_join(
             streams(spark, root),
             on="sno",
