@@ -239,7 +239,9 @@ def kafka() -> Iterator[Kafka]:
 def spark(tmp_path_factory: pytest.TempPathFactory, connector_jars: list[str]) -> Iterator[SparkSession]:
     """The session of this suite, which has the connectors."""
     scratch = tmp_path_factory.mktemp("spark")
-    session = local_session(scratch, {"spark.jars": ",".join(connector_jars)})
+    # It lives for a minute or two, too short for code that is compiled well.
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    session = local_session(scratch, {"spark.jars": ",".join(connector_jars), "spark.driver.extraJavaOptions": options})
     yield session
     session.stop()
 

@@ -73,7 +73,8 @@ def dovetail(tmp_path: Path, postgres: Any, connector_jars: list[str]) -> Any:
         "spark.log.level": "INFO",
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": "2",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={tmp_path / 'logging.properties'}",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        f"-Dlog4j2.configurationFile={tmp_path / 'logging.properties'}",
     }
     spark = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     spark += ["--master", "local[2]", "--jars", str(Path(connector_jars[0]).parent)]
