@@ -48,7 +48,7 @@ sink:
   user: etl
   password: {{env: WAREHOUSE_PASSWORD}}
 """
-# Everything that Spark, Kafka's client and the driver of PostgreSQL have to say, in a file.
+# Everything that Spark and Kafka's client have to say, in a file.
 LOGGING = """\
 appender.file.type = File
 appender.file.name = file
@@ -57,8 +57,6 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %c %m%n%ex
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
-logger.postgres.name = org.postgresql
-logger.postgres.level = trace
 """
 
 
@@ -112,7 +110,7 @@ def test_secrets_are_nowhere_to_be_seen(
     for command in ("check", "run"):
         code, text = dovetail(command, "--debug", environment=wrong)
         assert code == 2
-        assert "p.yaml:27" in text
+        assert "p.yaml:26" in text
         assert "password authentication failed" in text
         shown.append(text)
     assert not (tmp_path / "ckpt").exists(), "a query was started"
