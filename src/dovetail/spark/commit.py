@@ -15,7 +15,8 @@ A crash anywhere replays b from its intent and commit b-1.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +42,7 @@ Stage = Step | Transform | Diversion
 Commit = dict[str, Any]
 
 _CLEAN_EVERY = 8
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 class CommitProtocol:
@@ -192,7 +194,10 @@ class CommitProtocol:
                 rows = stage(rows)
                 require_deterministic(rows, "a transformation")
         fault_point("flow.job.before")
-        receipt = self._sink.stage(rows, batch)
+        # Whoever transforms rows may join and aggregate, and have Spark plan that anew as it goes.
+        plans_once = all(isinstance(stage, Step) for stage in self._stages)
+        with _planned_once(df.sparkSession) if plans_once else nullcontext():
+            receipt = self._sink.stage(rows, batch)
         fault_point("flow.job.after")
         found = {name: collector.collect() for name, collector in collectors.items()}
         side += self._side_outputs(df.sparkSession, batch, {name: record for name, (record, _) in found.items()})
@@ -231,7 +236,9 @@ class CommitProtocol:
         is_last: bool,
     ) -> DataFrame:
         if step.name not in self._routers:
-            self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by, step.sort_first)
+            self._routers[step.name] = Router(
+                placed.schema, step.shards, step.sort_by if step.needs_order(is_last) else None, step.sort_first
+            )
         record = None if previous is None else _record(previous, step)
         job = ShardJob(
             state_root=str(self._store.state_root),
@@ -268,6 +275,17 @@ class CommitProtocol:
                 hint=f"Start the flow with the {commit['sink']} sink, or with a new checkpoint.",
             )
         return self._sink
+
+
+@contextmanager
+def _planned_once(spark: SparkSession) -> Iterator[None]:
+    """Let Spark plan a job before it runs and not again after every shuffle: there is nothing that it could change."""
+    before = spark.conf.get(_ADAPTIVE)
+    spark.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_ADAPTIVE, str(before))
 
 
 def side_sinks(stages: Sequence[Stage]) -> list[Sink]:

@@ -8,7 +8,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from dovetail.memory import Budget
 from dovetail.operators.conditions import Condition
 from dovetail.operators.spec import KeyNames
 from dovetail.spark.built_relations import relation_of
+from dovetail.spark.closed_groups import ClosedGroupsStep
 from dovetail.spark.commit import CommitProtocol, Stage
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.diverting import Diversion
@@ -202,6 +203,27 @@ class Flow(WarehouseStages):
         if not plan.has_equality:
             raise PlanError("wait_for joins on equal keys.", hint="Pass on=.")
         return self._then(WaitingStep(self._step_name("wait_for"), plan, here, deadline_ms, how == "left", expired))
+
+    def aggregate_closed(self, aggregates: Mapping[str, str | tuple[str, str]]) -> "Flow":
+        """Aggregate the results of a `multi_join` by its join columns; each group comes out once, when it is closed.
+
+        A group is closed when the join has been promised that no later result has its join value (``punctuations=``)
+        and all its results are out; the join tells so in its column of notices. Until then the group is a row of this
+        step's state. Groups without any result come out, too. Rows without a join value are in no group.
+
+        Parameters
+        ----------
+        aggregates
+            For each column of the result: ``"count"``, of rows; or a pair of ``"count"``, ``"sum"``, ``"min"`` or
+            ``"max"`` and a column, such as ``("sum", "price")``. NULLs are left out of these.
+
+        Raises
+        ------
+        PlanError
+            If no join before it tells what is closed, or a column cannot be aggregated like this.
+        """
+        join = self.steps[-1] if self.steps else None
+        return self._then(ClosedGroupsStep(self._step_name("aggregate_closed"), join, self._here(), aggregates))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
         """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.

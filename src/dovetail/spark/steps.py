@@ -158,6 +158,11 @@ class Step(ABC):
         """What runs on executors. Only the last step's output goes to the sink without another shuffle; any other's may
         be read from two runs of the same task, which must then give the same rows."""
 
+    def needs_order(self, is_last: bool) -> bool:
+        """Whether a shard's rows must come in the same order when its task runs again. Of the last step, output and new
+        state are always those of one run, so it need not care if its results do not depend on the order."""
+        return True
+
     @abstractmethod
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """What tasks put out, as the user's columns."""
+        """What tasks put out, as the user's columns; there may be others besides."""
