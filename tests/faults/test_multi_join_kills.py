@@ -96,7 +96,8 @@ class Scene:
             f"{x} - {y} between -{span} and {span}" for x, y in (("ta", "tb"), ("ta", "tc"), ("tb", "tc"))
         )
         found = engine.sql(f"select na, nb, nc from a join b using (k) join c using (k) where {near}")
-        return found.arrow().read_all().to_pylist()
+        rows: list[dict[str, int]] = found.arrow().read_all().to_pylist()
+        return rows
 
     def _rows(self, name: str) -> pa.Table:
         numbers = range(len(self.feeds[name].files()))
