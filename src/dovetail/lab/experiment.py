@@ -200,18 +200,31 @@ class Context:
     directory: Path
     report_progress: Callable[[int, int], None] = lambda done, total: None
     shared: dict[str, Any] = field(default_factory=dict)
+    _done: int = 0
+    _total: int = 0
 
     def pick(self, quick: T, full: T) -> T:
         """One value for the quick size, another for the full one."""
         return quick if self.is_quick else full
 
+    def begin(self, parts: int) -> None:
+        """Say of how many parts, about as long as each other, the experiment consists."""
+        self._done, self._total = 0, parts
+        self.report_progress(0, parts)
+
+    def advance(self) -> None:
+        """Say that another part is done."""
+        self._done += 1
+        self.report_progress(min(self._done, self._total), self._total)
+
     def each(self, points: Iterable[T]) -> Iterator[T]:
-        """Go through the points of an experiment and report progress."""
+        """Go through points, a part each; they are all there is, unless `begin` has said how many parts there are."""
         every = list(points)
-        for done, point in enumerate(every):
-            self.report_progress(done, len(every))
+        if not self._total:
+            self.begin(len(every))
+        for point in every:
             yield point
-        self.report_progress(len(every), len(every))
+            self.advance()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,8 @@ def _zipf(context: Context) -> Measured:
     products, tuples = context.pick(10_000, 100_000), context.pick(1_000_000, 10_000_000)
     zipf = Zipf(products, 1.0, order="ranked", seed=context.seed)
     sales = np.zeros(products, dtype=np.int64)
-    for part in context.each(range(10)):
+    for _ in context.each(range(10)):
         sales += np.bincount(zipf.sample(tuples // 10) - 1, minlength=products)
-        del part
     ranks = np.unique(np.geomspace(1, products, 60).astype(np.int64))
     drawn = Series("drawn", tuple(ranks.tolist()), tuple(sales[ranks - 1].tolist()))
     law = Series("Zipf's law", drawn.x, tuple((zipf.probabilities(ranks) * tuples).tolist()))

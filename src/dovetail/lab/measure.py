@@ -236,12 +236,14 @@ def baseline_rate(subject: Subject, disk: DiskUnderTest, budget: Budget, stream:
     """Index nested loops: the pool is filled first, then tuples are looked up for a while."""
     spec = join_spec(subject.relation, subject.stream_schema, budget=budget, select=subject.columns, io=disk.io)
     operator = OPERATORS["index_nested_loop"](spec)
-    began = time.perf_counter()
+    # Waiting for the real disk counts, what the simulated one would have taken has not passed.
+    clock = time.perf_counter if disk.name == "direct" else time.process_time
+    began = clock()
     pages = budget.total_bytes / (_PAGE_ROWS * subject.row_bytes)
-    while operator.metrics.blocks_read < 1.5 * pages and time.perf_counter() - began < 4 * max_seconds:
+    while operator.metrics.blocks_read < 1.5 * pages and clock() - began < 4 * max_seconds:
         consume(operator.offer(stream.next(256)))
-    tuples, spent, began = 0, 0.0, time.perf_counter()
-    while tuples < _BASELINE_TUPLES and time.perf_counter() - began < max_seconds:
+    tuples, spent, began = 0, 0.0, clock()
+    while tuples < _BASELINE_TUPLES and clock() - began < max_seconds:
         batch = stream.next(256)
         started = disk.now()
         consume(operator.offer(batch))

@@ -90,6 +90,7 @@ def run_experiments(request: Request, report: Callable[[Step], None] = lambda st
 
         tell(0.0)
         context.report_progress = lambda parts, total, tell=tell: tell(parts / max(1, total))  # type: ignore[misc]
+        context.begin(0)
         started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
         measured = experiment.run(context)
         result = Result(
