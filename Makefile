@@ -108,6 +108,18 @@ bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of 
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
 	@$(RUN) python benchmarks/warehouse.py $(ARGS)
 
+.PHONY: lab
+lab: setup  ## the papers' experiments at full size, results into docs/lab/results (about an hour)
+	@$(RUN) dovetail lab run --all --resume --results docs/lab/results $(ARGS)
+
+.PHONY: lab-quick
+lab-quick: setup  ## the papers' experiments at their small size, results into lab-results
+	@$(RUN) dovetail lab run --all --quick --results lab-results $(ARGS)
+
+.PHONY: lab-report
+lab-report: setup  ## docs/lab/index.html and index.md from docs/lab/results, and the README's table of verdicts
+	@$(RUN) dovetail lab report --results docs/lab/results --output docs/lab $(ARGS)
+
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches
 	@$(RUN) python benchmarks/enrich_soak.py $(ARGS)
