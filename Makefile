@@ -80,6 +80,10 @@ format: setup  ## format the code and mend what ruff can mend
 bench-kernels: setup  ## hash table and sorted lookup against a bare random read and numpy
 	@$(RUN) python benchmarks/kernels.py $(ARGS)
 
+.PHONY: bench-workloads
+bench-workloads: setup  ## tuples per second and core of every generator
+	@$(RUN) python benchmarks/workloads.py $(ARGS)
+
 .PHONY: bench-relation
 bench-relation: setup  ## build, scan, lookup and upsert against Spark, a plain read loop and numpy
 	@$(RUN) python benchmarks/relation.py $(ARGS)

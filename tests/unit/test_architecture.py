@@ -21,6 +21,7 @@ SPARK_FREE = [
     "state",
     "testing",
     "warehouse",
+    "workloads",
 ]
 EXISTING = [name for name in SPARK_FREE if importlib.util.find_spec(f"dovetail.{name}") is not None]
 
