@@ -15,6 +15,7 @@ from dovetail.operators import OPERATORS, JoinSpec, SemiStreamOperator, join_spe
 __all__ = [
     "Measurement",
     "Rate",
+    "Rounds",
     "baseline_rate",
     "consume",
     "make_operator",
@@ -114,7 +115,7 @@ class Measurement:
 
     def warm_up(self, max_seconds: float) -> None:
         """Feed until the rate is steady; an operator that finds all in memory reads no more, hence the limit."""
-        rounds, began = _Rounds(self.operator), time.process_time()
+        rounds, began = Rounds(self.operator), time.process_time()
         while rounds.count() < WARM_ROUNDS[self.operator.kind] and time.process_time() - began < max_seconds:
             consume(self.operator.offer(self._stream.next(self._batch_rows)))
         self._restart()
@@ -133,7 +134,7 @@ class Measurement:
         """Go on to the end of a cycle where tuples that entered together leave together: they would count or not."""
         if self.operator.kind in ("hybrid", "auto") or self.operator.spec.chunk_rows is not None:
             return
-        rounds, until = _Rounds(self.operator, self._before.relation_rows_read), time.process_time() + max_seconds
+        rounds, until = Rounds(self.operator, self._before.relation_rows_read), time.process_time() + max_seconds
         whole = math.ceil(rounds.count())
         while rounds.count() < whole and time.process_time() < until:
             self._feed()
@@ -213,7 +214,7 @@ def rates_of(
     return measure_by_turns(measurements, max_seconds, warm_share)
 
 
-class _Rounds:
+class Rounds:
     """Counts cycles over the relation or, where there are none, how often the queue was gone through."""
 
     def __init__(self, operator: SemiStreamOperator, rows_before: int | None = None) -> None:

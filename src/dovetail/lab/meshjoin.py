@@ -1,10 +1,8 @@
 """The experiments of MESHJOIN (Polyzotis et al., 2007): a cyclic scan against index nested loops."""
 
-from collections.abc import Iterator
-
 import numpy as np
-import pyarrow as pa
 
+from dovetail.lab.cloud_data import cloud_stream, clouds
 from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
 from dovetail.lab.measure import Measurement, make_operator, measure_repeatedly
 from dovetail.lab.semi_stream import (
@@ -19,7 +17,7 @@ from dovetail.lab.semi_stream import (
     service_rates,
     spread_text,
 )
-from dovetail.lab.subjects import DiskName, DiskUnderTest, Stream, Subject, open_or_build
+from dovetail.lab.subjects import DiskName, DiskUnderTest, Stream, Subject, TableStream, open_or_build
 from dovetail.model import MeshModel
 from dovetail.workloads import Zipf, relation_batches
 
@@ -30,6 +28,8 @@ _DISKS: tuple[DiskName, ...] = ("simulated", "direct")
 _PAGE_BYTES = 4096
 _LOG_RATE = Axis(SERVICE_RATE.label, SERVICE_RATE.unit, "log")
 _BOTH = ("mesh", "index_nested_loop")
+_STREAM_SKEW = 0.5
+_CLOUD_EXPONENT = 0.5
 _MESH, _INL = NAMES["mesh"], NAMES["index_nested_loop"]
 
 
@@ -110,9 +110,9 @@ def _judge_memory(measured: Measured) -> Verdict:
         shape=min(simulated) >= 10,
         factor=min(simulated) <= 30 and growth < 0.95,
         numbers="; ".join(texts) + f"; the rate grows with memory to the power of {growth:.2f}",
-        explanation="The margin grows with memory instead of staying at ten: a waiting tuple costs nanoseconds here, not "
-        "microseconds as in 2007, so that the disk binds at every budget and a window twice as large serves twice as "
-        "much; the paper's diminishing returns came from the cost of its hash table. INL gains from memory only as far "
+        explanation="The margin grows with memory instead of staying at ten: a waiting tuple costs nanoseconds here, "
+        "not microseconds as in 2007, so that the disk binds at every budget and a window twice as large serves twice "
+        "as much; the paper's diminishing returns came from the cost of its hash table. INL gains only as far "
         "as its pool holds the stream's hot pages.",
     )
 
@@ -120,25 +120,33 @@ def _judge_memory(measured: Measured) -> Verdict:
 # -------------------------------------------------------------------- figure 6c: skew of the relation
 
 
-def skewed(context: Context, rows: int, skew: float) -> Subject:
+def _skewed(context: Context, rows: int, skew: float) -> Subject:
     """A relation whose join column follows Zipf's law: hot values have many rows."""
 
     def make() -> Subject:
-        def batches() -> Iterator[pa.RecordBatch]:
-            keys = Zipf(rows, skew, seed=context.seed)
-            for batch in relation_batches(rows, seed=1):
-                yield batch.set_column(0, "k", pa.array(keys.sample(batch.num_rows)))
-
-        relation = open_or_build(context.directory / f"skewed-{rows}-{skew:g}-{context.seed}", batches)
+        keys = Zipf(rows, skew, seed=context.seed)
+        path = context.directory / f"skewed-{rows}-{skew:g}-{context.seed}"
+        relation = open_or_build(path, lambda: relation_batches(rows, seed=1, keys=keys))
         return Subject(
-            relation, ["sk", "pay"], _stream_of_values(context, rows), Bench.of(context).factors, seed=context.seed
+            relation,
+            ["sk", "pay"],
+            _stream_of_values(context, rows),
+            Bench.of(context).factors,
+            seed=context.seed,
+            matches_per_tuple=_matches(rows, skew),
         )
 
     return Bench.of(context).subject(f"skewed {rows} {skew}", make)
 
 
+def _matches(rows: int, skew: float) -> float:
+    """Expected rows that a stream tuple meets, stream and relation being skewed towards the same values."""
+    ranks = np.arange(1, rows + 1)
+    return float((Zipf(rows, skew).probabilities(ranks) * Zipf(rows, _STREAM_SKEW).probabilities(ranks)).sum() * rows)
+
+
 def _stream_of_values(context: Context, rows: int) -> Stream:
-    return Stream(Zipf(rows, 0.5, seed=context.seed + 1), is_doubled=False)
+    return Stream(Zipf(rows, _STREAM_SKEW, seed=context.seed + 1), is_doubled=False)
 
 
 def _skew(context: Context) -> Measured:
@@ -147,17 +155,14 @@ def _skew(context: Context) -> Measured:
     context.begin(3 * len(skews))
     points = []
     for skew in context.each(skews):
-        subject = skewed(context, rows, skew)
+        subject = _skewed(context, rows, skew)
         points.append(Point(skew, subject, subject.budget(percent), lambda: _stream_of_values(context, rows)))
-    panels, matches = [], []
+    panels = []
     for disk_name in _DISKS:
         taken = service_rates(context, points, _BOTH, disk_name)
         panels.append(Panel(DISK_TITLES[disk_name], Axis("Skew of R, z_R"), _LOG_RATE, rate_series(points, taken)))
-    values = Zipf(rows, 0.5).probabilities(np.arange(1, rows + 1))
-    for skew in skews:
-        matches.append(float((Zipf(rows, skew).probabilities(np.arange(1, rows + 1)) * values).sum() * rows))
-    parameters = {"rows": rows, "memory_percent": percent, "stream_exponent": 0.5, "matches_per_tuple": matches}
-    return Measured(tuple(panels), parameters)
+    parameters = {"rows": rows, "memory_percent": percent, "stream_exponent": _STREAM_SKEW}
+    return Measured(tuple(panels), parameters | {"matches_per_tuple": [_matches(rows, skew) for skew in skews]})
 
 
 def _judge_skew(measured: Measured) -> Verdict:
@@ -168,10 +173,42 @@ def _judge_skew(measured: Measured) -> Verdict:
     return Verdict.of(
         shape=mesh[-1] < mesh[0] and inl[-1] < inl[0] and min(ratios) > 1,
         factor=min(ratios) >= 10,
-        numbers=f"from z_R = {panel.of(_MESH).x[0]} to {panel.of(_MESH).x[-1]} MESHJOIN falls to {falls[0]:.0%}, INL to "
-        f"{falls[1]:.0%}; {spread_text(ratios, '{:,.0f}')} times INL",
-        explanation=f"A tuple has {matches[0]:.1f} matches at the lowest skew and {matches[-1]:.0f} at the highest: the "
-        "rate falls because results are made, not because buckets are uneven.",
+        numbers=f"from z_R = {panel.of(_MESH).x[0]} to {panel.of(_MESH).x[-1]} MESHJOIN falls to {falls[0]:.0%}, INL "
+        f"to {falls[1]:.0%}; {spread_text(ratios, '{:,.0f}')} times INL",
+        explanation=f"A tuple has {matches[0]:.1f} matches at the lowest skew and {matches[-1]:.0f} at the highest: "
+        "the rate falls because results are made, not because buckets are uneven.",
+    )
+
+
+# -------------------------------------------------------------------- figure 6d: cloud reports
+
+
+def _clouds(context: Context) -> Measured:
+    rows = context.pick(100_000, 500_000)
+    subject = clouds(context, rows, exponent=_CLOUD_EXPONENT, row_bytes=32)
+    table = cloud_stream(context, _CLOUD_EXPONENT, row_bytes=32)
+    budgets = context.pick((5.0, 10.0), (1.0, 2.5, 5.0, 10.0))
+    points = [Point(p, subject, subject.budget(p), lambda: TableStream(table, "longitude")) for p in budgets]
+    context.begin(len(points) * len(_DISKS))
+    panels = []
+    for disk_name in _DISKS:
+        taken = service_rates(context, points, _BOTH, disk_name)
+        panels.append(Panel(DISK_TITLES[disk_name], MEMORY_PERCENT, _LOG_RATE, rate_series(points, taken)))
+    parameters = {"rows": rows, "row_bytes": 32, "longitudes_exponent": _CLOUD_EXPONENT}
+    return Measured(tuple(panels), parameters | {"matches_per_tuple": subject.matches_per_tuple})
+
+
+def _judge_clouds(measured: Measured) -> Verdict:
+    ratios = measured.panels[0].ratios(_MESH, _INL)
+    real = measured.panels[1].ratios(_MESH, _INL)
+    return Verdict.of(
+        shape=min(ratios) > 1,
+        factor=min(ratios) >= 10,
+        numbers=f"{spread_text(ratios, '{:,.0f}')} times INL on the disk of the papers' day, "
+        f"{spread_text(real, '{:,.1f}')} times on the real one",
+        explanation=f"Reports are generated in the shape of the real ones, which are not reachable: 36,000 longitudes, "
+        f"{measured.parameters['matches_per_tuple']:.0f} matches per tuple. So many results per tuple make both joins "
+        "work for the CPU rather than wait for the disk, which brings them closer together.",
     )
 
 
@@ -193,8 +230,8 @@ EXPERIMENTS = (
         figure="6b",
         title="MESHJOIN and index nested loops by memory, synthetic data",
         claim="MESHJOIN serves ten times as much as INL at every memory allocation, with diminishing returns.",
-        check="On the disk of the papers' day MESHJOIN / INL is at least 10 everywhere; the factor is the paper's if it "
-        "stays below 30 and the rate grows less than in proportion to memory.",
+        check="On the disk of the papers' day MESHJOIN / INL is at least 10 everywhere; the factor is the paper's if "
+        "it stays below 30 and the rate grows less than in proportion to memory.",
         run=_memory,
         judge=_judge_memory,
     ),
@@ -208,5 +245,15 @@ EXPERIMENTS = (
         "least 10 for the paper's factor.",
         run=_skew,
         judge=_judge_skew,
+    ),
+    Experiment(
+        name="meshjoin-fig6d",
+        paper=PAPER,
+        figure="6d",
+        title="MESHJOIN and index nested loops by memory, cloud reports",
+        claim="On real-life data, too, MESHJOIN outperforms INL by a large margin at every memory allocation.",
+        check="MESHJOIN / INL is above 1 at every allocation, at least 10 for a margin like that of figure 6b.",
+        run=_clouds,
+        judge=_judge_clouds,
     ),
 )

@@ -1,4 +1,4 @@
-"""What the experiments of the three semi-stream papers share: relations that are built once, curves of service rates."""
+"""What the experiments of the three semi-stream papers share: relations built once, curves of service rates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ def rate_series(points: Sequence[Point], taken: Mapping[str, list[list[Rate]]]) 
 
 
 def memory_for_rates(budgets_bytes: Sequence[float], rates: Sequence[float], wanted: Sequence[float]) -> list[float]:
-    """The memory that serves each wanted rate, read off a measured curve of rates by memory (log scales, linear between).
+    """The memory that serves each wanted rate, read off a measured curve of rates by memory (linear on log scales).
 
     Examples
     --------

@@ -33,6 +33,9 @@ __all__ = [
     "Keys",
     "Stream",
     "Subject",
+    "TableStream",
+    "measured_factors",
+    "open_or_build",
     "synthetic",
 ]
 
@@ -73,6 +76,38 @@ class Stream:
         batch = make_stream_batch(codes, first_sequence=self._tuples)
         self._tuples += rows
         return batch.add_column(0, "__code", batch.column("k"))
+
+
+class TableStream(Stream):
+    """An endless stream that goes through the rows of a table again and again.
+
+    Parameters
+    ----------
+    table
+        The tuples.
+    key
+        The column that holds the join key; the others are renamed with ``s_`` before their name, so that none has the
+        name of a relation's column.
+    """
+
+    def __init__(self, table: pa.Table, key: str) -> None:
+        names = [name if name == key else f"s_{name}" for name in table.schema.names]
+        codes = table.column(key).cast(pa.int64())
+        self._batch = table.rename_columns(names).add_column(0, "__code", codes).combine_chunks().to_batches()[0]
+        self._position = 0
+
+    @property
+    def zipf(self) -> Zipf | None:
+        """No law is known."""
+        return None
+
+    def next(self, rows: int = OFFERED_TUPLES) -> pa.RecordBatch:
+        """The next tuples, as many as are left before the table's end."""
+        if self._position >= self._batch.num_rows:
+            self._position = 0
+        part = self._batch.slice(self._position, rows)
+        self._position += part.num_rows
+        return part
 
 
 class DiskUnderTest:
@@ -120,6 +155,8 @@ class Subject:
         What streams are drawn with.
     row_bytes
         The bytes of a row that budgets are a share of.
+    matches_per_tuple
+        Results per stream tuple, on average.
     """
 
     def __init__(
@@ -131,11 +168,13 @@ class Subject:
         *,
         seed: int = 3,
         row_bytes: float = ROW_BYTES,
+        matches_per_tuple: float = 1.0,
     ) -> None:
         self.relation = relation
         self.columns = columns
         self.rows = relation.stats.rows
         self.row_bytes = row_bytes
+        self.matches_per_tuple = matches_per_tuple
         self.seed = seed
         self.stream_schema = stream.next(1).schema
         self._measure_factors = factors
@@ -181,6 +220,7 @@ class Subject:
                 relation_rows=self.rows,
                 relation_row_bytes=self.shard(DiskUnderTest("memory")).disk_row_bytes,
                 window_overhead_bytes=entry_bytes - 20,
+                matches_per_tuple=self.matches_per_tuple,
                 hit_curve=None if zipf is None else zipf.hit_curve(),
                 storage_curve=zipf.storage_cumulative() if zipf is not None and zipf.exponent else None,
             )
