@@ -42,7 +42,7 @@ class Bench:
         self._context = context
         self._subjects: dict[str, Subject] = {}
         self._factors: dict[str, CostFactors] | None = None
-        self.span_seconds = context.pick(0.08, 0.4)
+        self.span_seconds = context.pick(0.08, 0.25)
 
     @classmethod
     def of(cls, context: Context) -> "Bench":

@@ -6,17 +6,18 @@ Time is that of the papers' disk: the CPU's plus what the simulated disk would h
 import math
 import time
 from collections import defaultdict
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.lab.measure import WARM_ROUNDS, Rounds, consume, make_operator
-from dovetail.lab.subjects import DiskUnderTest, Stream, Subject
+from dovetail.lab.subjects import PAPER_BANDWIDTH, DiskUnderTest, Stream, Subject
 from dovetail.memory import Budget
 from dovetail.operators import OPERATORS, SemiStreamOperator, join_spec
 from dovetail.relation.io import SimulatedDisk
 
-__all__ = ["PageUse", "arrival_waits", "matching_times"]
+__all__ = ["PageUse", "arrival_waits", "matching_time_at", "matching_times"]
 
 _WARM_SECONDS = 20.0
 _BATCHES_PER_WINDOW = 128
@@ -84,6 +85,39 @@ def _feed(
         total += float((disk.now() - times[numbers]).sum())
         tuples += output.num_rows
     return total, tuples
+
+
+def matching_time_at(
+    subject: Subject, kind: str, budget: Budget, stream: Stream, tuples_per_s: float, cycles: float
+) -> float:
+    """Mean seconds from arrival to match in a join that is not kept busy: it reads on and takes what has come.
+
+    Parameters
+    ----------
+    tuples_per_s
+        Arrivals, evenly spaced; fewer than the join could serve.
+    cycles
+        How long: so often the relation could be read. The first half is not counted.
+    """
+    disk = DiskUnderTest("simulated")
+    operator = make_operator(subject, kind, disk, budget, stream)
+    horizon = cycles * subject.rows * subject.row_bytes / PAPER_BANDWIDTH
+    now, taken, total, matched = 0.0, 0, 0.0, 0
+    while now < horizon:
+        if not operator.pending:
+            now = max(now, (taken + 1) / tuples_per_s)
+        come = min(math.floor(now * tuples_per_s + 1e-9) - taken, operator.window_capacity - operator.pending)
+        began, base = now, disk.now()
+        outputs = [operator.offer(stream.next(come)), operator.step()] if come > 0 else [operator.step()]
+        taken += max(0, come)
+        for output in chain.from_iterable(outputs):
+            now = began + disk.now() - base
+            arrivals = (output.column("v").to_numpy() + 1) / tuples_per_s
+            counted = arrivals >= horizon / 2
+            total += float((now - arrivals[counted]).sum())
+            matched += int(counted.sum())
+        now = began + disk.now() - base
+    return total / max(1, matched)
 
 
 def arrival_waits(

@@ -61,7 +61,7 @@ def judge_page_use(measured: Measured) -> Verdict:
 def buffer(context: Context) -> Measured:
     subject, budget = Bench.of(context).synthetic(rows_of(context)), memory_of(context)
     sizes = context.pick(
-        (50_000, 500_000, 4_000_000), (60_000, 200_000, 600_000, 2_000_000, 6_000_000, 15_000_000, 30_000_000)
+        (50_000, 1_000_000, 7_000_000), (60_000, 200_000, 600_000, 2_000_000, 6_000_000, 15_000_000, 30_000_000)
     )
     points = [
         Point(size / 1e3, subject, budget, ranked(subject), max(1, int(size / subject.row_bytes))) for size in sizes

@@ -23,7 +23,7 @@ SMALLER = "R has fewer rows here than the paper's 100 million; budgets are the s
 
 
 def rows_of(context: Context) -> int:
-    return context.pick(400_000, 2_000_000)
+    return context.pick(400_000, 1_000_000)
 
 
 def repeated(context: Context, rows: int) -> Subject:

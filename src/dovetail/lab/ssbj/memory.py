@@ -52,7 +52,7 @@ def judge_memory_by_rate(measured: Measured) -> Verdict:
 
 
 def memory_by_rows(context: Context) -> Measured:
-    sizes = context.pick((200_000, 400_000), (500_000, 1_000_000, 2_000_000))
+    sizes = context.pick((200_000, 400_000), (250_000, 500_000, 1_000_000))
     context.begin(len(sizes) * context.pick(3, 5))
     curves = {rows: _memory_curves(context, rows) for rows in sizes}
     # The highest rate that every one of them serves within what was measured.

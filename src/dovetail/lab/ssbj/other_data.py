@@ -22,7 +22,7 @@ from dovetail.workloads.tpch import make_tpch, read_tpch
 
 
 def tpch(context: Context) -> Measured:
-    scale = context.pick(0.5, 5.0)
+    scale = context.pick(0.5, 3.0)
     files = make_tpch(context.directory / "tpch", scale)
     orders = read_tpch(files["orders"], ["o_custkey", "o_orderkey", "o_totalprice", "o_orderdate", "o_clerk"])
     table = orders.rename_columns(["c_custkey", *orders.schema.names[1:]]).slice(0, context.pick(200_000, 2_000_000))
@@ -59,7 +59,7 @@ def judge_tpch(measured: Measured) -> Verdict:
 
 
 def reports(context: Context) -> Measured:
-    rows, budgets = context.pick(100_000, 500_000), context.pick((5.0, 10.0), (1.0, 2.5, 5.0, 10.0))
+    rows, budgets = context.pick(100_000, 400_000), context.pick((5.0, 10.0), (1.0, 2.5, 5.0, 10.0))
     settings = {"relation as skewed as the stream": (0.5, 0.5), "stream skewed, relation even": (0.0, 1.0)}
     context.begin(len(settings) * len(budgets))
     panels = []

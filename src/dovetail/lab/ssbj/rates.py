@@ -57,7 +57,7 @@ def judge_by_memory(measured: Measured) -> Verdict:
 
 
 def by_rows(context: Context) -> Measured:
-    sizes = context.pick((200_000, 400_000), (700_000, 1_000_000, 2_000_000, 3_500_000))
+    sizes = context.pick((200_000, 400_000), (350_000, 700_000, 1_000_000, 1_750_000))
     budget = Budget(int(sizes[-1] * 120 * 0.1))
     points = [
         Point(rows / 1e6, repeated(context, rows), budget, partial(stream_of, context, rows, 1.0)) for rows in sizes
