@@ -84,7 +84,7 @@ def _at(series: Series, share: float) -> float:
 
 
 def _scheduling(context: Context) -> Measured:
-    scale = _scale(context)
+    scale = Scale(items=context.pick(300, 1000))
     _compile()
     schedules = {
         PRIORITY: Schedule("priority", "value", quota=500, slice_rows=100),
