@@ -48,7 +48,7 @@ _TREES: dict[str, list[Any]] = {
 
 
 def _inputs(context: Context) -> Inputs:
-    share = context.pick(0.05, 0.3)
+    share = context.pick(0.04, 0.15)
     tables, times = {}, {}
     for number, (name, count) in enumerate(STREAMS.items()):
         rows = int(count * share)
