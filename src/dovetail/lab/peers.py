@@ -46,7 +46,7 @@ def peer_rates(
 def _parquet_of(subject: Subject, directory: Path) -> Path:
     path = directory / f"peers-{subject.rows}.parquet"
     if not path.exists():
-        draft = path.with_suffix(".draft")
+        draft = path.with_suffix(f".{os.getpid()}")
         columns = [*subject.relation.key, *subject.columns]
         shard = subject.relation.shard(0, columns=columns)
         with pq.ParquetWriter(draft, shard.schema, compression="none", use_dictionary=False) as writer:
