@@ -144,7 +144,8 @@ class Measurement:
         if self.operator.kind in ("hybrid", "auto") or self.operator.spec.chunk_rows is not None:
             return
         rounds = Rounds(self.operator, self._before.relation_rows_read)
-        whole = math.ceil(rounds.count())
+        # A cache that answers most tuples may not have read at all yet.
+        whole = max(1, math.ceil(rounds.count()))
         while rounds.count() < whole and time.process_time() < until:
             self._feed()
 
