@@ -12,7 +12,7 @@ from dovetail.lab.experiment import Experiment
 
 __all__ = ["experiments", "find"]
 
-_MODULES = ("meshjoin", "ssbj", "hybridjoin")
+_MODULES = ("meshjoin", "ssbj", "hybridjoin", "multiway", "metadata")
 
 
 @cache
