@@ -7,7 +7,9 @@ machine does, is left out. The relation is a Parquet file that the page cache ho
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -97,7 +99,7 @@ def _duckdb(parquet: Path, tuples: pa.Table) -> Callable[[], int]:
 def _polars(parquet: Path, tuples: pa.Table) -> Callable[[], int]:
     import polars
 
-    stream = polars.from_arrow(tuples).lazy()  # type: ignore[union-attr]
+    stream = polars.from_arrow(tuples).lazy()
 
     def join() -> int:
         joined = stream.join(polars.scan_parquet(parquet), on="k", how="inner").collect()
@@ -122,11 +124,11 @@ def _spark(parquet: Path, tuples: pa.Table) -> dict[str, list[float]]:
         for name, other in joins.items():
             joined = stream.join(other, "k")
 
-            def run(joined: "functions.DataFrame" = joined) -> int:  # type: ignore[name-defined]
+            def run(joined: Any = joined) -> int:
                 joined.write.format("noop").mode("overwrite").save()
                 return 0
 
-            taken[name] = _timed(run, lambda pid=process.pid: _cpu_seconds(pid))  # type: ignore[misc]
+            taken[name] = _timed(run, partial(_cpu_seconds, process.pid))
     return taken
 
 
