@@ -118,7 +118,7 @@ lab-quick: setup  ## the papers' experiments at their small size, results into l
 
 .PHONY: lab-report
 lab-report: setup  ## docs/lab/index.html and index.md from docs/lab/results, and the README's table of verdicts
-	@$(RUN) dovetail lab report --results docs/lab/results --output docs/lab $(ARGS)
+	@$(RUN) dovetail lab report --results docs/lab/results --output docs/lab --readme README.md $(ARGS)
 
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches

@@ -13,6 +13,7 @@ PROJECT = Path(__file__).parents[2]
 SPARK_FREE = [
     "errors",
     "kernels",
+    "lab",
     "memory",
     "metrics",
     "model",

@@ -116,15 +116,22 @@ def report(
     output_directory: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Where index.html, index.md and the plots go.")
     ] = Path("lab-report"),
+    readme: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A Markdown file whose table of verdicts is renewed.", show_default=False),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Make the report of the results in DIR: plots, claims, verdicts, as HTML and Markdown."""
     with reporting(json, debug) as output:
-        from dovetail.lab import experiments
-        from dovetail.lab.report import write_report
+        from dovetail.lab import experiments, read_results
+        from dovetail.lab.report import write_report, write_summary
 
         written = write_report(experiments(), results, output_directory)
+        if readme is not None:
+            link = os.path.relpath(written.markdown, readme.parent)
+            write_summary(readme, experiments(), read_results(results), link)
         document: dict[str, Any] = {
             "html": str(written.html),
             "markdown": str(written.markdown),

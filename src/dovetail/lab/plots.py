@@ -85,6 +85,11 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
             _draw_series(axes, series, number, panel.mark)
         if any(isinstance(place, str) for series in panel.series for place in series.x):
             axes.tick_params(axis="x", labelrotation=20)
+    values = [value for series in panel.series for value in (*series.y, *series.low)]
+    if panel.y.scale == "linear" and values and min(values) >= 0:
+        axes.set_ylim(
+            bottom=0, top=1.08 * max(*values, *(value for series in panel.series for value in series.high), 1e-9)
+        )
     if len(panel.series) > 1:
         axes.legend(
             loc="upper center",
@@ -107,10 +112,6 @@ def _prepare(axes: "Axes", panel: Panel) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     _set_ticks(axes, panel)
-    values = [value for series in panel.series for value in (*series.y, *series.low)]
-    if panel.y.scale == "linear" and values and min(values) >= 0:
-        axes.set_ylim(bottom=0)
-        axes.margins(y=0.12)
 
 
 def _set_ticks(axes: "Axes", panel: Panel) -> None:

@@ -11,7 +11,7 @@ from dovetail.lab.experiment import Experiment, Outcome
 from dovetail.lab.plots import INK, PAPER, axis_of, draw
 from dovetail.lab.results import Result, read_results
 
-__all__ = ["Report", "verdict_table", "write_report"]
+__all__ = ["Report", "summary_table", "verdict_table", "write_report", "write_summary"]
 
 _OUTCOMES: tuple[Outcome, ...] = ("confirmed", "confirmed with a different factor", "not confirmed")
 _MARKS: Mapping[Outcome, str] = {
@@ -88,6 +88,34 @@ def verdict_table(experiments: Sequence[Experiment], results: Mapping[str, Resul
                 f"| {verdict.outcome} | {_cell(verdict.numbers)} |"
             )
     return lines
+
+
+TABLE_BEGIN, TABLE_END = "<!-- verdicts of the lab -->", "<!-- end of the verdicts -->"
+
+
+def summary_table(experiments: Sequence[Experiment], results: Mapping[str, Result], link: str) -> list[str]:
+    """The verdicts by paper in Markdown: which figures each outcome has."""
+    lines = [f"| paper | {' | '.join(_OUTCOMES)} |", "|---|---|---|---|"]
+    for paper in dict.fromkeys(experiment.paper for experiment in experiments):
+        found: dict[str, list[str]] = {outcome: [] for outcome in _OUTCOMES}
+        for experiment in experiments:
+            if experiment.paper == paper and experiment.name in results:
+                outcome = results[experiment.name].judged_by(experiment).verdict.outcome
+                found[outcome].append(f"[{experiment.figure}]({link}#{experiment.name})")
+        if any(found.values()):
+            lines.append(f"| {paper} | {' | '.join(', '.join(figures) or '-' for figures in found.values())} |")
+    return lines
+
+
+def write_summary(path: Path, experiments: Sequence[Experiment], results: Mapping[str, Result], link: str) -> None:
+    """Replace what stands between the two marks in a Markdown file by the table of verdicts."""
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(TABLE_BEGIN)
+    _, end, after = rest.partition(TABLE_END)
+    if not begin or not end:
+        raise PlanError(f"{path} has no place for the table.", hint=f"Write {TABLE_BEGIN} and {TABLE_END} around it.")
+    table = "\n".join(summary_table(experiments, results, link))
+    path.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 def _cell(text: str) -> str:

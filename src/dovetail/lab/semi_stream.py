@@ -7,7 +7,7 @@ import numpy as np
 
 from dovetail.lab.experiment import Axis, Context, Series
 from dovetail.lab.measure import Measurement, Rate, baseline_rate, make_operator, measure_repeatedly
-from dovetail.lab.subjects import DiskName, DiskUnderTest, Stream, Subject, measured_factors, synthetic
+from dovetail.lab.subjects import DiskName, DiskUnderTest, Stream, Subject, kept_factors, synthetic
 from dovetail.memory import Budget
 from dovetail.model import CostFactors
 from dovetail.operators import SemiStreamOperator
@@ -52,9 +52,9 @@ class Bench:
         return bench
 
     def factors(self) -> dict[str, CostFactors]:
-        """This machine's cost factors, measured once per run."""
+        """This machine's cost factors."""
         if self._factors is None:
-            self._factors = measured_factors(self._context.directory)
+            self._factors = kept_factors(self._context.directory)
         return self._factors
 
     def synthetic(self, rows: int) -> Subject:

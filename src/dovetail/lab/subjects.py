@@ -1,5 +1,6 @@
 """What semi-stream joins are measured on: a relation on disk, streams that meet it, a disk and its clock."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from dovetail.memory import Budget
 from dovetail.model import CostFactors, JoinProfile, tune
+from dovetail.model.calibrate import calibrate
 from dovetail.model.calibrate import measure as measure_factors
 from dovetail.model.explain import Plan, Strategy
 from dovetail.operators.window import StreamWindow
@@ -34,6 +36,7 @@ __all__ = [
     "Stream",
     "Subject",
     "TableStream",
+    "kept_factors",
     "measured_factors",
     "open_or_build",
     "synthetic",
@@ -264,6 +267,15 @@ def measured_factors(directory: Path) -> dict[str, CostFactors]:
     return {str(name): factors for name, factors in measure_factors(directory).items()}
 
 
+def kept_factors(directory: Path) -> dict[str, CostFactors]:
+    """This machine's cost factors, measured at most once a day and kept in the directory."""
+    path = directory / "calibration.json"
+    return {
+        "direct": calibrate(path, disk="direct", directory=directory, max_age_days=1),
+        "cached": calibrate(path, disk="cached", directory=directory, max_age_days=1),
+    }
+
+
 def open_or_build(path: Path, batches: Callable[[], Iterator[pa.RecordBatch]], on: str = "k") -> Relation:
     """The relation at the path; built there, in one shard, if it is missing."""
     if path.exists():
@@ -271,10 +283,14 @@ def open_or_build(path: Path, batches: Callable[[], Iterator[pa.RecordBatch]], o
     rows = batches()
     first = next(rows)
     # Built beside and renamed: a run that is broken off leaves no half a relation behind.
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     Relation.build(pa.RecordBatchReader.from_batches(first.schema, chain([first], rows)), draft, on=on, shards=1)
-    draft.rename(path)
+    if path.exists():
+        # Another run was faster.
+        shutil.rmtree(draft)
+    else:
+        draft.rename(path)
     return Relation.open(path)
 
 

@@ -10,7 +10,7 @@ _LINE = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([a-z0-9-]+) \|$", re.MULTILINE)
 
 
 def test_every_figure_of_the_table_has_its_experiment_and_no_experiment_is_missing_from_it() -> None:
-    in_table = [match.groups() for match in _LINE.finditer(TABLE.read_text(encoding="utf-8"))]
+    _, *in_table = [match.groups() for match in _LINE.finditer(TABLE.read_text(encoding="utf-8"))]
     assert [(e.paper, e.figure, e.name) for e in experiments()] == in_table
     assert len(in_table) == 39
 

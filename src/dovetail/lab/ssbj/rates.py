@@ -31,7 +31,7 @@ from dovetail.memory import Budget
 
 
 def by_memory(context: Context) -> Measured:
-    rows, budgets = rows_of(context), context.pick((1.0, 10.0), (1.0, 2.5, 5.0, 7.5, 10.0))
+    rows, budgets = rows_of(context), context.pick((1.0, 10.0), (1.0, 5.0, 10.0))
     points = points_of(context, rows, budgets)
     context.begin(len(points) * 2)
     panels = []
@@ -57,7 +57,7 @@ def judge_by_memory(measured: Measured) -> Verdict:
 
 
 def by_rows(context: Context) -> Measured:
-    sizes = context.pick((200_000, 400_000), (350_000, 700_000, 1_000_000, 1_750_000))
+    sizes = context.pick((200_000, 400_000), (350_000, 1_000_000, 1_750_000))
     budget = Budget(int(sizes[-1] * 120 * 0.1))
     points = [
         Point(rows / 1e6, repeated(context, rows), budget, partial(stream_of, context, rows, 1.0)) for rows in sizes
@@ -82,7 +82,7 @@ def judge_by_rows(measured: Measured) -> Verdict:
 
 
 def by_skew(context: Context) -> Measured:
-    rows, exponents = rows_of(context), context.pick((0.0, 1.0), (0.0, 0.25, 0.5, 0.75, 1.0))
+    rows, exponents = rows_of(context), context.pick((0.0, 1.0), (0.0, 0.5, 0.75, 1.0))
     points = [points_of(context, rows, (10.0,), exponent, (exponent,))[0] for exponent in exponents]
     context.begin(len(points) * 2)
     panels = []

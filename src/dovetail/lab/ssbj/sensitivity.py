@@ -24,7 +24,7 @@ from dovetail.operators import BalancedJoin, SemiStreamOperator, join_spec
 
 def switching(context: Context) -> Measured:
     rows, percent = rows_of(context), context.pick(5.0, 1.0)
-    factors = context.pick((0.5, 1.0, 4.0), (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0))
+    factors = context.pick((0.5, 1.0, 4.0), (0.25, 0.5, 1.0, 2.0, 4.0))
     subject = repeated(context, rows)
     points = [Point(f, subject, subject.budget(percent), partial(stream_of, context, rows, 1.0)) for f in factors]
 
@@ -57,7 +57,7 @@ def judge_switching(measured: Measured) -> Verdict:
 
 def buffer(context: Context) -> Measured:
     rows, percent = rows_of(context), context.pick(5.0, 1.0)
-    shares = context.pick((0.005, 0.05, 0.5), (0.005, 0.02, 0.06, 0.15, 0.3, 0.5, 0.7))
+    shares = context.pick((0.005, 0.05, 0.5), (0.005, 0.03, 0.1, 0.3, 0.7))
     subject = repeated(context, rows)
     budget = subject.budget(percent)
     stream = partial(stream_of, context, rows, 1.0)
@@ -86,7 +86,7 @@ def judge_buffer(measured: Measured) -> Verdict:
 
 
 def cost(context: Context, exponent: float) -> Measured:
-    rows, budgets = rows_of(context), context.pick((2.5, 10.0), (1.0, 2.5, 5.0, 10.0))
+    rows, budgets = rows_of(context), context.pick((2.5, 10.0), (1.0, 5.0, 10.0))
     points = points_of(context, rows, budgets, exponent)
     made: list[SemiStreamOperator] = []
 
