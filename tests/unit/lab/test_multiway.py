@@ -144,7 +144,7 @@ def test_figure_15_is_an_order(together: float, at_random: float, xjoins: float,
 )
 def test_table_3_wants_moving_to_cost_most(nanoseconds: tuple[float, float, float], outcome: str) -> None:
     operations = ("hash", "move", "comp")
-    paper = Series("paper, 1 GHz Pentium III", operations, (175.0, 427.0, 49.1))
+    paper = Series("paper, 1 GHz Pentium", operations, (175.0, 427.0, 49.1))
     panel = Panel("cost of an operation", X, Y, (paper, Series("here", operations, nanoseconds)), "bars")
     measured = Measured((panel,), {"tuples_per_second": 2333.0})
     assert find("mjoin-table3").judge(measured).outcome == outcome

@@ -1,4 +1,4 @@
-"""Figures 11 and 15: joins in less memory than their inputs take."""
+"""Figures 11 and 15: joins in less memory than their state takes."""
 
 from itertools import pairwise
 
@@ -122,18 +122,19 @@ def _judge_fluctuating(measured: Measured) -> Verdict:
 def _why_fluctuating(leads: bool, is_high_better: list[bool]) -> str:
     """What holds of the claim and what does not, and why the plans differ at all here."""
     told = [
-        "Here no plan is ever behind its inputs: a tuple costs microseconds and one comes every 300. How many results "
-        "are out at a moment is decided by which tuples are still in memory, not by how long a plan takes; of the "
-        "same memory the trees give a part to partial results."
+        "Here no plan is ever behind its inputs: a tuple costs microseconds and one comes every few hundred of them. "
+        "How many results are out at a moment is decided by which tuples are still in memory, not by how long a plan "
+        "takes; of the same memory the trees give a part to partial results."
     ]
     told.append("The MJoin leads throughout." if leads else "The MJoin does not lead throughout.")
     if is_high_better == [True, False, True]:
         return " ".join([*told, "The trees change places twice, as in the paper."])
     if is_high_better[:2] == [True, False]:
         told.append(
-            "The trees change places when the stream slows down, but not back: when it is fast again memory is full "
-            "from the start, and its flood drives the pairs of the other two streams out of the upper join's memory "
-            "where it is high, and only its own and one other stream's tuples out of the lower join's where it is low."
+            "The trees change places when the stream slows down, but not back: probably because, when it is fast "
+            "again memory is full from the start, and its flood drives the pairs of the other two streams out of the "
+            "upper join's memory where it is high, and only its own and one other stream's tuples out of the lower join's "
+            "where it is low."
         )
     else:
         told.append("The trees' order does not follow the stream's rate: whose tuples went to disk first decides it.")
