@@ -133,8 +133,8 @@ def _why_fluctuating(leads: bool, is_high_better: list[bool]) -> str:
         told.append(
             "The trees change places when the stream slows down, but not back: probably because, when it is fast "
             "again memory is full from the start, and its flood drives the pairs of the other two streams out of the "
-            "upper join's memory where it is high, and only its own and one other stream's tuples out of the lower join's "
-            "where it is low."
+            "upper join's memory where it is high, and only its own and one other stream's tuples out of the lower "
+            "join's where it is low."
         )
     else:
         told.append("The trees' order does not follow the stream's rate: whose tuples went to disk first decides it.")
