@@ -52,7 +52,8 @@ def judge_processing(measured: Measured) -> Verdict:
         "service rate on average. One of MESHJOIN stays as long, a whole cycle, but meets its match after half of it: "
         "HYBRIDJOIN would have to serve twice as much to be ahead, and the bound on its gain is below 2. With fewer "
         "arrivals little changes: a block is read when its oldest tuple has come to the front, so that a tuple waits "
-        "for about half of a pass through the queue, and a pass with its seeks takes as long as a cycle while most blocks are asked for.",
+        "for about half of a pass through the queue, and a pass with its seeks takes as long as a cycle while most "
+        "blocks are asked for.",
     )
 
 
