@@ -130,5 +130,6 @@ def judge_cost(measured: Measured) -> Verdict:
         explanation=""
         if max(errors.values()) <= 0.15
         else "The model counts an iteration's disk read and its tuples. Where the cache answers most of the stream, "
-        "the CPU's part, the answers themselves, is most of an iteration, and depends on how busy the processor's caches are.",
+        "the CPU's part, the answers themselves, is most of an iteration, and depends on how busy the processor's "
+        "caches are.",
     )
