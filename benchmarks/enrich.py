@@ -44,6 +44,8 @@ from enrich_bench import contenders, data, report
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from dovetail.testing.sessions import local_session
+
 ROW_BYTES = 120
 
 
@@ -75,7 +77,7 @@ def main() -> None:
         arguments.budget, arguments.batches = [5.0], 3
     scratch = Path(tempfile.mkdtemp(prefix="dovetail-bench-"))
     directory = scratch if arguments.data is None else Path(arguments.data)
-    spark = data.start_spark(scratch)
+    spark = local_session(scratch, {"spark.driver.memory": "8g"})
     try:
         figures = measure(spark, directory, arguments)
     finally:

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import dovetail as dt
+from dovetail.testing.sessions import local_session
 
 CONSTANT_BYTES = 256_000_000
 _SAMPLE_SECONDS = 0.5
@@ -42,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="dovetail-soak-"))
     directory = scratch if arguments.data is None else Path(arguments.data)
-    spark = data.start_spark(scratch)
+    spark = local_session(scratch, {"spark.driver.memory": "8g"})
     try:
         results = [soak(spark, directory, scratch, percent, arguments) for percent in arguments.budget]
     finally:

@@ -4,28 +4,35 @@ Axes
 ----
 - experiment 1, scheduling: priority-driven streams with value-oriented tuples against random streams with sequential
   tuples, for ordered and for random arrival; time to results. Bar: not slower in either.
-- experiment 2, XJoin: time and memory against a join without metadata, for ordered and random arrival, and in a
-  budget in which XJoin overflows. Bar: less than half of the memory at the end, and not slower in the overflow.
+- experiment 2, XJoin: time and memory against a join without metadata, for ordered and random arrival, in a budget in
+  which XJoin overflows, and with 25 times the data in batches of 11,000 tuples with one punctuation each. Bar: less
+  than half of the memory at the end, and not slower in the overflow.
 - experiment 3, purging: at once against after 100 punctuations, random arrival. Bar: batches take less time.
+- Spark: bytes and rows of state of `multi_join` with punctuations against the built-in stream-stream join with the
+  narrowest range of event times that keeps every result, on the same files. Bar: at most a tenth of both where one item
+  in a hundred is open ten times as long as the others; where all are open equally long, it is told beside.
 - soak: 10 million access records over 1 million items, punctuations trailing. Bar: bytes held at the end at most 1.2
   times those at a tenth, while those of a join without metadata (in ample memory) grow with the stream.
 
 Times are CPU seconds of this process, the fastest of several runs. Every run checks the number of its results.
 
-    python benchmarks/metadata.py            the three experiments; table, JSON and plots under artifacts/metadata
-    python benchmarks/metadata.py --quick    smaller data, under a minute
-    python benchmarks/metadata.py --soak     the soak; --records for another size
+    python benchmarks/metadata.py                 all but the soak; table, JSON and plots under artifacts/metadata
+    python benchmarks/metadata.py --section 2     one of 1, 2, 3 and spark, added to what is there of the others
+    python benchmarks/metadata.py --quick         smaller data
+    python benchmarks/metadata.py --soak          the soak; --records for another size
 """
 
 import argparse
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from metadata_bench.plots import draw
 
 from dovetail.lab.metadata_runs import SCHEMAS, Arrival, Curve, Scale, against_xjoin, fastest, purging, scheduling
 from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Schedule
@@ -43,6 +50,12 @@ class Verdict:
     is_reached: bool
     said: str
     curves: dict[str, list[Curve]] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        curves = {order: [asdict(curve) for curve in found] for order, found in self.curves.items()}
+        return {"reached": self.is_reached, "said": self.said, "curves": curves, "figures": self.figures}
 
 
 # ---------------------------------------------------------------- the paper's experiments
@@ -78,6 +91,8 @@ def experiment_2(scale: Scale) -> Verdict:
     # About a third of what XJoin would hold.
     small = max(60_000, scale.items * scale.accesses_per_item * 25)
     curves["overflow"] = against_xjoin(scale, "ordered", small)
+    large = replace(scale, items=25 * scale.items)
+    curves["large"] = against_xjoin(large, "ordered", batch_items=1000, purge_count=None)
     told, is_reached = [], True
     for name, (ours, theirs) in curves.items():
         time_ratio = theirs.total_seconds / ours.total_seconds
@@ -108,6 +123,21 @@ def experiment_3(scale: Scale) -> Verdict:
     return Verdict("3 purging", found[1].total_seconds < found[0].total_seconds, told, {"random": found})
 
 
+# ---------------------------------------------------------------- Spark
+
+
+def on_spark(is_quick: bool) -> Verdict:
+    """State against the built-in join, which purges by time only."""
+    from metadata_bench.on_spark import Lives, compare
+
+    items, parts = (1000, 8) if is_quick else (4000, 20)
+    tail = Lives(f"one item in 100 open for {parts // 2} parts, the others for 1", items, parts, 10, 0.01, parts // 2)
+    alike, _, alike_figures = compare(Lives("all open for 1 part", items, parts))
+    told, share, figures = compare(tail)
+    said = f"{told}; {alike}"
+    return Verdict("Spark", share <= 0.1, said, figures={"tail": figures, "alike": alike_figures})
+
+
 # ---------------------------------------------------------------- soak
 
 
@@ -115,13 +145,19 @@ def soak(records: int, items_per_part: int) -> Verdict:
     """Bytes held through a long stream, by the join that is told what is over and by one that is not."""
     per_item = 10
     work = NewsWorkload(max(100, records // per_item), per_item)
-    told, is_flat = _soaked(work, items_per_part)
-    theirs = [_grown(work, items_per_part, part) for part in (0.02, 0.1)]
-    told += f"; without metadata {theirs[0]:,} bytes are held after a 50th and {theirs[1]:,} after a tenth"
-    return Verdict("soak", is_flat and theirs[1] > 3 * theirs[0], told)
+    told, is_flat, held = _soaked(work, items_per_part)
+    theirs = _grown(work, items_per_part, 0.1)
+    early, late = theirs[len(theirs) // 5 - 1], theirs[-1]
+    told += f"; without metadata {early:,} bytes are held after a 50th and {late:,} after a tenth"
+    seen = [items_per_part * per_item * (number + 1) for number in range(len(held))]
+    figures = {
+        "MJoin with punctuations": {"records": seen, "held_bytes": held},
+        "symmetric hash join, first tenth": {"records": seen[: len(theirs)], "held_bytes": theirs},
+    }
+    return Verdict("soak", is_flat and late > 3 * early, told, figures=figures)
 
 
-def _soaked(work: NewsWorkload, items_per_part: int) -> tuple[str, bool]:
+def _soaked(work: NewsWorkload, items_per_part: int) -> tuple[str, bool, list[int]]:
     spec = mjoin_spec(SCHEMAS, on="sno", budget="256MB")
     join = MetadataJoin(spec, Metadata(keys=["news"]))
     started, results, passed_on = time.perf_counter(), 0, 0
@@ -148,16 +184,18 @@ def _soaked(work: NewsWorkload, items_per_part: int) -> tuple[str, bool]:
         f"{metrics.dropped_on_arrival:,} dropped on arrival, {metrics.closed_rows:,} purged, {join.punctuations_held} "
         f"ranges held, {passed_on:,} punctuations passed on"
     )
-    return told, ratio <= 1.2 and join.punctuations_held <= 2
+    return told, ratio <= 1.2 and join.punctuations_held <= 2, held
 
 
-def _grown(work: NewsWorkload, items_per_part: int, part: float) -> int:
+def _grown(work: NewsWorkload, items_per_part: int, part: float) -> list[int]:
     join = SymmetricHashJoin(mjoin_spec(SCHEMAS, on="sno", budget="4GB"))
     stop = int(work.items * part)
+    held = []
     for start in range(0, stop, items_per_part):
         last = min(start + items_per_part, stop)
         _offered(join, work.news(start, last), work.accesses(start, last).records)
-    return join.size()
+        held.append(join.size())
+    return held
 
 
 def _offered(join: MJoin, news: pa.RecordBatch, access: pa.RecordBatch) -> int:
@@ -167,42 +205,14 @@ def _offered(join: MJoin, news: pa.RecordBatch, access: pa.RecordBatch) -> int:
     return results
 
 
-# ---------------------------------------------------------------- plots and output
-
-
-def plot(verdicts: list[Verdict], directory: Path) -> list[Path]:
-    """One picture per experiment and arrival: time, and memory where it is compared."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    written = []
-    for verdict in verdicts:
-        for order, curves in verdict.curves.items():
-            has_memory = verdict.name.startswith(("2", "3"))
-            figure, axes = plt.subplots(1, 1 + has_memory, figsize=(6 * (1 + has_memory), 4), squeeze=False)
-            for curve in curves:
-                axes[0][0].plot(curve.results, curve.seconds, label=curve.name)
-                if has_memory:
-                    axes[0][1].plot(curve.results, [size / 1e6 for size in curve.held_bytes], label=curve.name)
-            for axis, label in zip(axes[0], ("CPU seconds", "MB held"), strict=False):
-                axis.set_xlabel("results")
-                axis.set_ylabel(label)
-                axis.legend()
-            figure.suptitle(f"Experiment {verdict.name}, {order}")
-            figure.tight_layout()
-            path = directory / f"experiment-{verdict.name.split()[0]}-{order}.png"
-            figure.savefig(path, dpi=110)
-            plt.close(figure)
-            written.append(path)
-    return written
+# ---------------------------------------------------------------- output
 
 
 def main() -> int:
     """Run what was asked for, print each verdict, and end with 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="smaller data, under a minute")
+    parser.add_argument("--quick", action="store_true", help="smaller data")
+    parser.add_argument("--section", action="append", choices=["1", "2", "3", "spark"], help="only these")
     parser.add_argument("--soak", action="store_true", help="the soak instead of the experiments")
     parser.add_argument("--records", type=int, default=10_000_000, help="access records of the soak")
     parser.add_argument("--output", type=Path, default=Path("artifacts/metadata"), help="where plots and JSON go")
@@ -212,22 +222,24 @@ def main() -> int:
     else:
         scale = Scale(items=600, runs=1) if arguments.quick else Scale()
         scheduling(Scale(items=50), "ordered", Schedule(), "compiles what is compiled once")
-        verdicts = [experiment_1(scale), experiment_2(scale), experiment_3(scale)]
+        sections: dict[str, Callable[[], Verdict]] = {
+            "1": lambda: experiment_1(scale),
+            "2": lambda: experiment_2(scale),
+            "3": lambda: experiment_3(scale),
+            "spark": lambda: on_spark(arguments.quick),
+        }
+        verdicts = [sections[name]() for name in arguments.section or sections]
     for verdict in verdicts:
         print(f"{'reached' if verdict.is_reached else 'MISSED':<8} {verdict.name}: {verdict.said}", flush=True)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Any] = {
-        v.name: {
-            "reached": v.is_reached,
-            "said": v.said,
-            "curves": {o: [asdict(c) for c in f] for o, f in v.curves.items()},
-        }
-        for v in verdicts
-    }
     target = arguments.output / ("soak.json" if arguments.soak else "experiments.json")
-    target.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    for path in [target, *plot(verdicts, arguments.output)]:
-        print(f"wrote {path}")
+    known = json.loads(target.read_text(encoding="utf-8")) if target.exists() and arguments.section else {}
+    known.update({verdict.name: verdict.as_dict() for verdict in verdicts})
+    target.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    drawn = [draw(name, found, arguments.output) for name, found in known.items()]
+    for path in [target, *drawn]:
+        if path is not None:
+            print(f"wrote {path}")
     return 0 if all(verdict.is_reached for verdict in verdicts) else 1
 
 

@@ -26,6 +26,7 @@ Bars
 - ten rows: at most 1.5 times an empty micro-batch; with 10 million rows of state: 0.7 of the throughput with 1 million.
 
 ``--quick`` takes 100,000 rows and 8 micro-batches of the section ``join``. Exit status 0 whatever the outcome.
+``--out`` is where ``bench-multiway.json`` and the plot go; sections that are not run keep what the file says of them.
 """
 
 import argparse
@@ -208,15 +209,29 @@ def measure(plan: str, rows: int, batches: int, window_s: int = 2) -> dict[str, 
 
 # -------------------------------------------------------------------- sections
 
-
-def verdict(value: float, bar: float, is_least: bool = True) -> str:
-    """A bar, and whether it was met."""
-    is_met = value >= bar if is_least else value <= bar
-    return f"{'>=' if is_least else '<='} {bar}: {'met' if is_met else 'NOT met'}"
+Section = dict[str, Any]
 
 
-def section_join(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+class Bars:
+    """What a section is held to."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def verdict(self, what: str, value: float, bar: float, is_least: bool = True) -> str:
+        """A bar, and whether it was met; noted for the JSON."""
+        is_met = value >= bar if is_least else value <= bar
+        self.found.append({"bar": what, "value": value, "least" if is_least else "most": bar, "met": is_met})
+        return f"{'>=' if is_least else '<='} {bar}: {'met' if is_met else 'NOT met'}"
+
+    def section(self, measured: list[dict[str, Any]]) -> Section:
+        """What goes into the JSON."""
+        return {"measured": measured, "bars": self.found}
+
+
+def section_join(console: Console, options: argparse.Namespace) -> Section:
     """Ours against the ceiling and Spark's own."""
+    bars = Bars()
     formats = options.spark_formats
     # Version 4 keeps its state in RocksDB only.
     sparks = [f"spark-{p}-{f}" for f in formats for p in ("default", "rocksdb") if not (f == "4" and p == "default")]
@@ -231,34 +246,41 @@ def section_join(console: Console, options: argparse.Namespace) -> list[dict[str
         best = max(measured[2:], key=lambda m: float(m["tuples_per_s"]))
         for each in measured:
             ratio = ours["tuples_per_s"] / each["tuples_per_s"]
-            bar = {"ceiling": 0.7, best["plan"]: 5.0 if rows < 300_000 else 8.0}.get(each["plan"])
+            told = ""
+            if each is best:
+                told = bars.verdict(f"times Spark's best at {rows:,}", ratio, 5.0 if rows < 300_000 else 8.0)
+            elif each["plan"] == "ceiling" and rows < 300_000:
+                told = bars.verdict(f"of the ceiling at {rows:,}", ratio, 0.7)
             table.add_row(
                 each["plan"],
                 f"{each['median_ms']:,}",
                 f"{each['tuples_per_s']:,.0f}",
                 f"{each['state_bytes']:,}" if each["state_bytes"] else "",
                 "" if each is ours else f"{ratio:.2f}",
-                "" if bar is None else verdict(ratio, bar),
+                told,
             )
         console.print(table)
         share = ours["state_bytes"] / best["state_bytes"]
-        console.print(f"state: ours / that of {best['plan']} = {share:.2f} ({verdict(share, 0.333, is_least=False)})")
-    return results
+        told = "" if rows < 300_000 else bars.verdict(f"of Spark's state bytes at {rows:,}", share, 0.333, False)
+        console.print(f"state: ours / that of {best['plan']} = {share:.2f} {told}")
+    return bars.section(results)
 
 
-def section_small(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+def section_small(console: Console, options: argparse.Namespace) -> Section:
     """Ten rows against none."""
+    bars = Bars()
     ten, none = (measure("dovetail", rows, 3 * options.batches) for rows in (10, 0))
     ratio = ten["median_ms"] / none["median_ms"]
     console.print(
         f"ten rows per stream: {ten['median_ms']} ms a micro-batch, none: {none['median_ms']} ms, ratio {ratio:.2f} "
-        f"({verdict(ratio, 1.5, is_least=False)})"
+        f"({bars.verdict('times an empty micro-batch', ratio, 1.5, is_least=False)})"
     )
-    return [ten, none]
+    return bars.section([ten, none])
 
 
-def section_growth(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+def section_growth(console: Console, options: argparse.Namespace) -> Section:
     """A little state against much."""
+    bars = Bars()
     rows = options.growth_rows
     small, large = (measure("dovetail", rows, options.batches, window_s) for window_s in options.growth_windows)
     ratio = large["tuples_per_s"] / small["tuples_per_s"]
@@ -267,12 +289,14 @@ def section_growth(console: Console, options: argparse.Namespace) -> list[dict[s
             f"{each['state_rows']:,} rows of state, {each['state_bytes']:,} bytes: {each['median_ms']:,} ms a "
             f"micro-batch, {each['tuples_per_s']:,.0f} tuples/s"
         )
-    console.print(f"throughput with much state / with little = {ratio:.2f} ({verdict(ratio, 0.7)})")
-    return [small, large]
+    told = bars.verdict("of the throughput with little state", ratio, 0.7)
+    console.print(f"throughput with much state / with little = {ratio:.2f} ({told})")
+    return bars.section([small, large])
 
 
-def section_flink(console: Console, options: argparse.Namespace) -> list[dict[str, Any]]:
+def section_flink(console: Console, options: argparse.Namespace) -> Section:
     """Ours against Flink's two plans."""
+    bars = Bars()
     ours = measure("dovetail", options.rows[-1], options.batches)
     results = [ours]
     environment = {**os.environ, "JAVA_TOOL_OPTIONS": "-Xmx12g"}
@@ -287,11 +311,12 @@ def section_flink(console: Console, options: argparse.Namespace) -> list[dict[st
         console.print(f"{results[-1]['plan']}: {results[-1]['tuples_per_s']:,.0f} tuples/s")
     best = max(float(each["tuples_per_s"]) for each in results[1:])
     ratio = ours["tuples_per_s"] / best
+    told = bars.verdict(f"times Flink's best at {ours['rows']:,}", ratio, 2.0)
     console.print(
         f"ours at {ours['rows']:,} rows per stream and micro-batch: {ours['tuples_per_s']:,.0f} tuples/s, "
-        f"{ratio:.2f} times Flink's best ({verdict(ratio, 2.0)})"
+        f"{ratio:.2f} times Flink's best ({told})"
     )
-    return results
+    return bars.section(results)
 
 
 def flink_python(given: Path | None) -> Path:
@@ -321,7 +346,7 @@ def main() -> None:
     parser.add_argument("--flink-rows", type=int, default=3_000_000)
     parser.add_argument("--flink-python", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("artifacts"), metavar="DIR")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--window-s", type=int, default=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -331,12 +356,44 @@ def main() -> None:
     if options.quick:
         options.sections, options.rows, options.batches = ["join"], [100_000], 8
         options.spark_formats = options.spark_formats[:1]
-    console, results = Console(width=120), {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = options.out / "bench-multiway.json"
+    console = Console(width=120)
+    results: dict[str, Section] = json.loads(kept.read_text()) if kept.exists() else {}
     for name in options.sections:
         console.print(f"[bold]{name}[/bold]")
-        results[name] = SECTIONS[name](console, options)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+        results[name] = {"cpus": os.cpu_count(), **SECTIONS[name](console, options)}
+        kept.write_text(json.dumps(results, indent=1))
+    plot(results, options.out / "bench-multiway.png")
+
+
+def plot(results: dict[str, Section], path: Path) -> None:
+    """Tuples per second of everybody, by rows per micro-batch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    measured = results.get("join", {}).get("measured", [])
+    if not measured:
+        return
+    flink = [each for each in results.get("flink", {}).get("measured", []) if each["plan"].startswith("flink")]
+    sizes = sorted({each["rows"] for each in measured})
+    plans = list(dict.fromkeys(each["plan"] for each in measured))
+    figure, axes = pyplot.subplots(figsize=(9, 4.5))
+    width = 0.8 / (len(plans) + len(flink))
+    for number, plan in enumerate(plans):
+        rates = [next(e["tuples_per_s"] for e in measured if e["plan"] == plan and e["rows"] == rows) for rows in sizes]
+        axes.bar([place + number * width for place in range(len(sizes))], rates, width, label=plan)
+    for number, each in enumerate(flink, len(plans)):
+        axes.bar([len(sizes) - 1 + number * width], [each["tuples_per_s"]], width, label=each["plan"])
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], [f"{rows:,}" for rows in sizes])
+    axes.set_xlabel("rows per stream and micro-batch (Flink has none: as fast as it can)")
+    axes.set_ylabel("tuples/s")
+    axes.set_yscale("log")
+    axes.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

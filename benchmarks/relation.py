@@ -23,7 +23,6 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ import numpy as np
 from dovetail import Relation
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.io import Arena, IoMode, PreadFile
+from dovetail.testing.sessions import local_session
 from dovetail.workloads.zipf import Zipf
 
 SHARDS = 8
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, base: Path) -> list[Figure]:
-    spark = start_spark(base)
+    spark = local_session(base, {"spark.driver.memory": "6g"})
     figures: list[Figure] = []
 
     def report(figure: Figure) -> None:
@@ -99,23 +99,6 @@ def measure(arguments: argparse.Namespace, base: Path) -> list[Figure]:
         f"{'resident index':34} {big.index_bytes:,} bytes of {big.stats.bytes:,}: {share:.4%}   bar < 0.5 %: {verdict}"
     )
     return figures
-
-
-def start_spark(base: Path) -> Any:
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    return (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "6g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.local.dir", str(base / "spark"))
-        .config("spark.sql.warehouse.dir", str(base / "warehouse"))
-        .getOrCreate()
-    )
 
 
 def make_source(spark: Any, rows: int, path: Path) -> Any:

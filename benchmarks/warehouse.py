@@ -9,40 +9,21 @@ Run it with ``make bench-warehouse``.
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 import dovetail as dt
 from dovetail.spark.flow import Flow
 from dovetail.testing.flows import Feed, commits_of
+from dovetail.testing.sessions import local_session
 
 SEED, WARM_UP = 3, 3
 SHOPS = np.array(["north", "south", "web"])
-
-
-def start_spark() -> SparkSession:
-    """Two cores, loopback only."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    return session
 
 
 def rate_of(flow: Flow, root: Path, tuples: int) -> float:
@@ -75,7 +56,7 @@ def main() -> None:
             old = chance.integers(0, given.rows, given.tuples - new)
             ids = np.concatenate([old, given.rows + number * new + np.arange(new)])
             feed.add(pa.table({"shop": SHOPS[ids % 3], "order_id": ids // 3, "amount": ids * 0.01}))
-        spark = start_spark()
+        spark = local_session(settings={"spark.driver.memory": "2g"})
         schema = "shop string, order_id long, amount double"
         rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(feed.directory))
         on = ["shop", "order_id"]

@@ -5,9 +5,7 @@ service, and removes what it wrote.
 """
 
 import argparse
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,30 +22,16 @@ from rich.table import Table
 import dovetail as dt
 from dovetail.memory import format_bytes
 from dovetail.testing.flows import Feed
+from dovetail.testing.sessions import local_session
 from dovetail.workloads import Zipf
 
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+SPARK_SETTINGS = {
+    "spark.driver.memory": "4g",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
+}
 SEED = 7
 console = Console(highlight=False)
-
-
-def start_spark() -> SparkSession:
-    """Start Spark in this process: two cores, loopback only, no pages and no chatter."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("dovetail-demo")
-        .config("spark.driver.memory", "4g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    return session
 
 
 @contextmanager
@@ -103,7 +87,7 @@ def run(root: Path, count: int, files: int, per_file: int) -> None:
     """Join one stream twice."""
     console.rule(f"{files * per_file:,} orders, {per_file:,} at a time, joined with {count:,} customers")
     with timed("Start Spark"):
-        spark = start_spark()
+        spark = local_session(settings=SPARK_SETTINGS)
         spark.range(1).count()
     with timed(f"Write {count:,} customers as Parquet, for Spark's own join"):
         customers(spark, count).write.parquet(str(root / "customers.parquet"))

@@ -14,37 +14,21 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 from rich.console import Console
 
 import dovetail as dt
 from dovetail.testing.flows import Feed, published_rows
+from dovetail.testing.sessions import local_session
 
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+SPARK_SETTINGS = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"}
 CUSTOMERS, ORDERS_PER_FILE, FILES = 20_000, 2_000, 12
 console = Console(highlight=False)
 
 
-def start_spark() -> SparkSession:
-    """Start Spark in this process: two cores, loopback only, no pages and no chatter."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("dovetail-flow-demo")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    return session
-
-
 def run_flow(root: Path) -> None:
     """The flow itself: what a user would write, and a line about each micro-batch."""
-    spark = start_spark()
+    spark = local_session(settings=SPARK_SETTINGS)
     orders = (
         spark.readStream.schema("order_id long, customer_id long")
         .option("maxFilesPerTrigger", 1)

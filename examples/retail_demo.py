@@ -23,7 +23,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 from retail_report import Sample, write_report
 from rich.console import Console
 
@@ -34,33 +33,20 @@ from dovetail.pipeline.checks import check_pipeline
 from dovetail.pipeline.loading import parse_pipeline
 from dovetail.pipeline.runner import plan_pipeline
 from dovetail.testing.flows import Feed
+from dovetail.testing.sessions import local_session
 from dovetail.workloads import Zipf
 
 PIPELINE = Path(__file__).with_name("retail") / "pipeline.yaml"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+SPARK_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
+}
 Int64Array = npt.NDArray[np.int64]
 SHOPS = np.array(["north", "south", "web"])
 SEED = 11
 REPEATED = 0.03
 console = Console(highlight=False)
-
-
-def start_spark() -> SparkSession:
-    """Start Spark in this process: two cores, loopback only, no pages and no chatter."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("dovetail-retail")
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    return session
 
 
 def make_customers(count: int, root: Path) -> dt.Relation:
@@ -194,7 +180,7 @@ def main() -> int:
         shops = Shops(root, given.customers, given.rate, given.seconds)
         with timed("Checking the pipeline, starting Spark"):
             checked = check_pipeline(*parse_pipeline(PIPELINE))
-            planned = plan_pipeline(start_spark(), checked)
+            planned = plan_pipeline(local_session(settings=SPARK_SETTINGS), checked)
         console.print(f"  {PIPELINE.name}: orders -> deduplicate -> surrogate_key -> enrich -> parquet")
         console.print(f"  customers: {relation.stats.rows:,} rows, {format_bytes(relation.stats.bytes)} on disk")
         query = planned.start()

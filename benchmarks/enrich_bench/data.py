@@ -18,23 +18,6 @@ _PARQUET_FILES = 8
 _FACTOR = 1_190_494_759  # a prime: multiplying by it permutes the keys of any relation that is not a multiple of it
 
 
-def start_spark(directory: Path) -> SparkSession:
-    """A local Spark on two cores, as a user would start it."""
-    return (
-        SparkSession.builder.master("local[2]")
-        .appName("bench-enrich")
-        .config("spark.driver.memory", "8g")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.local.dir", str(directory / "local"))
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .getOrCreate()
-    )
-
-
 def parquet_path(directory: Path, rows: int) -> Path:
     return directory / f"table-{rows}"
 

@@ -2,45 +2,28 @@
 
 Run it with ``make demo-news``. Files appear in two directories while the flow runs, as a publisher and an access
 monitor would write them; Spark's XML source reads them. A ``record`` with ``punct="true"`` is a punctuation: no more
-access records of that number will come. When all results of a number are out, the flow says so with a row whose notice
-is "closed", and the count of that news item is printed then, once, and never has to be corrected. The state stays as
-small as the number of items that are still being read. It needs no service, and removes what it wrote.
+access records of that number will come. When all results of a number are out, the join says so to the count behind it,
+and that news item's count comes out then, once, and never has to be corrected. The state stays as small as the number
+of items that are still being read. It needs no service, and removes what it wrote.
 """
 
-import os
-import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
 import dovetail as dt
+from dovetail.testing.sessions import local_session
 from dovetail.workloads.news import NewsWorkload
 
 LOG_SETTINGS = Path(__file__).parents[1] / "log4j2.properties"
+SPARK_SETTINGS = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"}
 ITEMS, ITEMS_PER_FILE = 60, 10
 console = Console(highlight=False)
-
-
-def start_spark() -> SparkSession:
-    """Start Spark in this process: two cores, loopback only, no pages and no chatter."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[2]")
-        .appName("dovetail-news-demo")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    return session
 
 
 def publish(path: Path, text: str) -> None:
@@ -82,27 +65,30 @@ def streams(spark: SparkSession, root: Path) -> dict[str, DataFrame]:
     }
 
 
+def is_told(query: Any) -> bool:
+    """Whether the counts of all items have come out, and the flow has said so."""
+    progress = query.progress
+    return progress is not None and progress.operators[1].totals.output_rows == ITEMS
+
+
 def main() -> None:
     """Write, join and count."""
     work = NewsWorkload(ITEMS, accesses_per_item=10)
-    counts: Counter[int] = Counter()
     final: dict[int, int] = {}
 
-    def count(rows: DataFrame, batch: int) -> None:
-        found = rows.select("sno", "notice").collect()
-        counts.update(row.sno for row in found if row.notice is None)
-        closed = sorted(row.sno for row in found if row.notice == "closed")
+    def tell(rows: DataFrame, batch: int) -> None:
+        closed = {row.sno: row.accesses for row in rows.orderBy("sno").collect()}
         assert not set(closed) & set(final), "a news item was closed twice"
-        final.update((sno, counts.pop(sno, 0)) for sno in closed)
+        final.update(closed)
         if closed:
-            told = ", ".join(f"{sno}: {final[sno]}" for sno in closed[:6])
+            told = ", ".join(f"{sno}: {count}" for sno, count in list(closed.items())[:6])
             console.print(f"  micro-batch {batch}: {len(closed)} items are over; accesses {told}, ...")
 
     with tempfile.TemporaryDirectory(prefix="dovetail-news-demo-") as directory:
         root = Path(directory)
         for name in ("news", "access"):
             (root / name).mkdir()
-        spark = start_spark()
+        spark = local_session(settings=SPARK_SETTINGS)
         flow = dt.multi_join(
             streams(spark, root),
             on="sno",
@@ -111,22 +97,24 @@ def main() -> None:
             notices="notice",
             budget="64MB",
             name="news",
-        )
-        query = flow.write(dt.sinks.foreach_batch(count), checkpoint=root / "checkpoint", trigger="500 ms")
+        ).aggregate_closed({"accesses": "count"})
+        query = flow.write(dt.sinks.foreach_batch(tell), checkpoint=root / "checkpoint", trigger="500 ms")
         sent = 0
         for number in range(ITEMS // ITEMS_PER_FILE):
             sent += write_part(root, work, number)
             time.sleep(0.3)
-        while query.isActive and len(final) < ITEMS:
+        while query.isActive and not is_told(query):
             time.sleep(0.2)
+        if not query.isActive:
+            query.awaitTermination()  # raises what ended it
         progress = query.progress
         query.stop()
         assert progress is not None
-        operator = progress.operators[0]
+        operator, counts = progress.operators
         console.print(
             f"[bold]{sum(final.values())} accesses of {sent} counted, for {len(final)} news items, each once.\n"
-            f"  rows held at the end: {dict(operator.state_rows)}; {operator.details['dropped_on_arrival']} were never "
-            f"kept, {operator.details['closed_rows']} purged"
+            f"  rows held at the end: {dict(operator.state_rows)}, open groups: {counts.state_rows['open']}; "
+            f"{operator.details['dropped_on_arrival']} rows were never kept, {operator.details['closed_rows']} purged"
         )
         assert sum(final.values()) == sent
         spark.stop()

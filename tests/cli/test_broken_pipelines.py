@@ -43,6 +43,7 @@ SINK = "sink:\n  format: parquet\n  path: warehouse\n"
 SCHEMA = "    schema: order_id bigint, customer_id bigint, amount double, ts timestamp\n"
 SOURCE = f"  orders:\n    format: json\n    path: landing\n{SCHEMA}"
 POSTGRES = "sink:\n  format: postgres\n  host: 127.0.0.1\n  port: 1\n  database: dw\n  table: orders\n  user: etl\n"
+KAFKA = "sink:\n  format: kafka\n  servers: 127.0.0.1:1\n  topic: orders\n"
 
 # What is replaced in the good file, by what; the line, and what the message must say.
 BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
@@ -142,6 +143,20 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
     ),
     "a database that does not answer": (SINK, POSTGRES, 21, ["PostgreSQL at 127.0.0.1:1", "Check host, port"]),
     "a table key that is not put out": (SINK, POSTGRES + "  key: [order]\n", 28, ["no column 'order'", "'order_id'"]),
+    "a broker that does not answer": (SINK, KAFKA, 23, ["No Kafka broker answers at 127.0.0.1:1", "Check servers"]),
+    "a broker without a port that does not answer": (
+        SINK,
+        KAFKA.replace(":1\n", "\n"),
+        23,
+        ["'127.0.0.1' is not the address of a broker"],
+    ),
+    "expired rows in the sink's place": (
+        "  - select:",
+        "  - wait_for: {relation: customers, select: customer_id, deadline: 1 day, expired: {path: warehouse}}\n"
+        "  - select:",
+        20,
+        ["is also sink.path"],
+    ),
     "XML without a row's element": ("format: json", "format: xml", 5, ["row_tag"]),
     "dead letters without a place": (
         "    path: landing\n",
@@ -183,7 +198,7 @@ def test_the_file_that_the_others_are_made_from_is_all_right(run_here: Run, proj
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_file_is_one_message_with_its_line(run_here: Run, project: Path, what: str) -> None:
-    command = ("check", "run", "explain")[list(BROKEN).index(what) % 3 if "database" not in what else 0]
+    command = ("check", "run", "explain")[list(BROKEN).index(what) % 3 if "answer" not in what else 0]
     old, new, line, told = BROKEN[what]
     assert GOOD.count(old) == 1, "the good file has changed"
     (project / "p.yaml").write_text(GOOD.replace(old, new))

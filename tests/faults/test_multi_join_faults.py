@@ -24,7 +24,7 @@ ROWS_PER_FILE = 150
 
 @pytest.fixture
 def spill_directory(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own if one can be mounted, else a directory that may be closed."""
+    """A small disk of its own if one can be mounted, else a directory that can be put aside."""
     place = tmp_path / "spill"
     place.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", "size=512k", "dovetail-test", str(place)]
@@ -35,9 +35,10 @@ def spill_directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> None:
-    """Leave no room there."""
+    """Leave no room there; where it is not a disk of its own, no directory either, which stops the superuser too."""
     if not os.path.ismount(place):
-        place.chmod(0o500)
+        place.rename(place.with_name("aside"))
+        place.touch()
         return
     with open(place / "ballast", "wb", buffering=0) as file:
         for size in (4096, 1):
@@ -54,8 +55,11 @@ def _wrote(file: Any, count: int) -> bool:
 
 
 def make_room(place: Path) -> None:
-    place.chmod(0o755)
-    (place / "ballast").unlink(missing_ok=True)
+    if os.path.ismount(place):
+        (place / "ballast").unlink()
+    else:
+        place.unlink()
+        place.with_name("aside").rename(place)
 
 
 def test_full_spill_directory_is_a_clear_error_and_the_join_goes_on_when_there_is_room(

@@ -1,4 +1,4 @@
-"""The demo, small: it loads exactly what was landed, and its report has its pictures."""
+"""The demos, small: one loads what was landed, with a report that has its pictures; one counts news that are over."""
 
 import os
 import re
@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-DEMO = Path(__file__).parents[2] / "examples" / "retail_demo.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEMO = EXAMPLES / "retail_demo.py"
 
 
 def test_demo_loads_every_order_once_and_writes_its_report(tmp_path: Path) -> None:
@@ -25,3 +26,18 @@ def test_demo_loads_every_order_once_and_writes_its_report(tmp_path: Path) -> No
     page = report.read_text()
     assert len(re.findall(r'<img alt="[^"]+" src="data:image/png;base64,', page)) == 4
     assert list(tmp_path.glob("dovetail-retail-*")) == []
+
+
+def test_news_demo_counts_every_access_record_and_every_item_once(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, str(EXAMPLES / "news" / "news_demo.py")],
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "600 accesses of 600 counted, for 60 news items, each once" in finished.stdout
+    assert "rows held at the end: {'news': 0, 'access': 0}, open groups: 0" in finished.stdout
+    assert list(tmp_path.glob("dovetail-news-demo-*")) == []

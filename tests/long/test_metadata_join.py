@@ -1,5 +1,6 @@
 """Streams joined with promises: exact across restarts, little state, groups closed once, and what is refused."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,91 @@ def test_stream_of_punctuations_a_function_and_quarantine(spark: SparkSession, t
     assert details(query).state_rows["a"] == 3
 
 
+def test_quarantined_rows_reach_a_side_output_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    feeds = {name: Feed(tmp_path / name) for name in ("a", "b")}
+    kinds = {"a": "k long, va string", "b": "k long, vb string, is_last boolean"}
+
+    def query() -> FlowQuery:
+        flow = multi_join(
+            {name: stream(spark, feed, kinds[name]) for name, feed in feeds.items()},
+            on="k",
+            keys=["a"],
+            punctuations={"b": "is_last"},
+            on_broken_promise="quarantine",
+            quarantine_path=tmp_path / "aside",
+            shards=2,
+        )
+        return run(flow, tmp_path)
+
+    def aside() -> list[tuple[Any, ...]]:
+        rows = [tuple(row.values()) for name in feeds for row in published_rows(tmp_path / "aside" / name)]
+        return sorted(rows, key=str)
+
+    feeds["a"].add(pa.table({"k": [1, 2, 3], "va": ["a1", "a2", "a3"]}))
+    feeds["b"].add(pa.table({"k": [1, 2], "vb": ["b1", "b2"], "is_last": [True, False]}))
+    query()
+    assert aside() == []
+    feeds["a"].add(pa.table({"k": [3, 4], "va": ["again", "a4"]}))
+    feeds["b"].add(pa.table({"k": [1, 2], "vb": ["too late", "b3"], "is_last": [False, False]}))
+    query()
+    reasons = {
+        "1": "it matches an earlier punctuation of its input",
+        "3": "it is a second row of a join value that is unique in its input",
+    }
+    expected = [(1, "too late", False, reasons["1"]), (3, "again", reasons["3"])]
+    assert aside() == expected
+    # A commit that was not published is: again, with the same rows. Then nothing is new, and nothing comes twice.
+    files = sorted((tmp_path / "aside").glob("*/*.parquet"))
+    files[0].unlink()
+    newest = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    newest.unlink()
+    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    last = query()
+    assert aside() == expected
+    rows = published_rows(tmp_path / "out")
+    assert sorted((row["k"], row["va"], row["vb"]) for row in rows) == [
+        (1, "a1", "b1"),
+        (2, "a2", "b2"),
+        (2, "a2", "b3"),
+    ]
+    assert set(rows[0]) == {"k", "va", "vb", "is_last"}
+    counted = details(last).details
+    assert (counted["broken_promises.punctuation"], counted["broken_promises.unique"]) == (1, 1)
+
+
+def test_group_count_emits_each_group_once_when_it_closes_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    news_feed, access_feed = Feed(tmp_path / "news"), Feed(tmp_path / "access")
+    news, told = WORK.news(0, WORK.items), []
+    for start in range(0, WORK.items, 30):
+        news_feed.add(pa.Table.from_batches([news.slice(start, 30)]))
+        records, closed = WORK.accesses(start, start + 30)
+        data = pa.Table.from_batches([records]).append_column("over", pa.array([False] * records.num_rows))
+        ends = pa.table({"sno": closed, "ipaddr": pa.nulls(len(closed), pa.string()), "over": [True] * len(closed)})
+        access_feed.add(pa.concat_tables([ends, data]))
+        flow = multi_join(
+            {
+                "news": stream(spark, news_feed, "sno long, title string, keyword string"),
+                "access": stream(spark, access_feed, "sno long, ipaddr string, over boolean"),
+            },
+            on="sno",
+            keys=["news"],
+            punctuations={"access": Punctuation.where("over", data=False)},
+            notices="notice",
+            shards=2,
+        )
+        counted = flow.aggregate_closed({"accesses": "count", "first": ("min", "sno")})
+        query = run(counted, tmp_path)
+        told = [(row["sno"], row["accesses"], row["first"]) for row in published_rows(tmp_path / "out")]
+        assert len(told) == len({sno for sno, _, _ in told})
+    expected = Counter(row["sno"] for row in access_feed.rows() if not row["over"])
+    # The sum over rows of a group that has none is NULL; every item is told, also one that nobody read.
+    assert sorted(told) == [(sno, expected[sno], sno if expected[sno] else None) for sno in range(WORK.items)]
+    progress = query.progress
+    assert progress is not None
+    assert dict(progress.operators[1].state_rows) == {"open": 0}
+    assert dict(progress.operators[0].state_rows) == {"news": 0, "access": 0}
+
+
 def test_row_that_breaks_a_promise_ends_the_flow_with_its_name(spark: SparkSession, tmp_path: Path) -> None:
     feeds = {name: Feed(tmp_path / name) for name in ("a", "b")}
     feeds["a"].add(pa.table({"k": [1, 1], "va": [1, 2]}))
@@ -155,13 +241,32 @@ def test_promises_that_cannot_be_are_refused_before_data_moves(spark: SparkSessi
         ({"punctuations": {"z": "true"}}, "punctuations= names 'z'"),
         ({"punctuations": {"a": 5}}, "Give a condition, a streaming DataFrame, or a function"),
         ({"punctuations": {"a": b}}, "takes effect by event time"),
-        ({"keys": ["a"], "on_broken_promise": "quarantine"}, "needs a column that says why"),
+        ({"keys": ["a"], "on_broken_promise": "quarantine"}, "needs a place for the rows"),
         ({"keys": ["a"], "notices": "va"}, "name of an input's column"),
         ({"notices": "notice"}, "nothing is promised"),
+        ({"quarantine_path": "/tmp/q"}, "nothing is promised"),
+        ({"keys": ["a"], "quarantine_path": "/tmp/q"}, "do not go together"),
         ({"ordered": {"a": "sideways"}}, "ascending or descending"),
     ]
     for options, message in wrong:
         with pytest.raises(PlanError, match=message):
             multi_join({"a": a, "b": b.drop("j")}, on="k", **options)
+    told = multi_join({"a": a, "b": b.drop("j")}, on="k", keys=["a"], notices="notice")
+    groups: list[tuple[Flow, Any, str]] = [
+        (told, {}, "names no aggregate"),
+        (told, {"n": "average"}, 'Write "count", or a pair'),
+        (told, {"n": ("sum", "nothing")}, "no column 'nothing' here"),
+        (told, {"n": ("sum", "notice")}, "sum of 'notice', which is string"),
+        (told, {"k": "count"}, "'k' is a join column"),
+        (told.transform(lambda rows: rows.drop("notice")), {"n": "count"}, "no column 'notice' here"),
+        (
+            multi_join({"a": a, "b": b.drop("j")}, on="k", keys=["a"]),
+            {"n": "count"},
+            "tells which join values are closed",
+        ),
+    ]
+    for flow, aggregates, message in groups:
+        with pytest.raises(PlanError, match=message):
+            flow.aggregate_closed(aggregates)
     with pytest.raises(PlanError, match="one join attribute that all inputs share"):
         multi_join({"a": a.drop("j"), "b": b, "c": c.drop("k")}, on=[("a.k", "b.k"), ("b.j", "c.j")], keys=["a"])

@@ -110,6 +110,29 @@ def test_malformed_row_is_an_error_that_is_over_when_the_file_is_right(command: 
     assert [row["order_id"] for row in published_rows(project / "out")] == [1]
 
 
+def test_record_that_is_too_long_is_malformed(command: Command, project: Path) -> None:
+    text = PIPELINE.replace("customer_id bigint\n", "customer_id bigint, note string\n    max_record_bytes: 60\n", 1)
+    long = json.dumps({"order_id": 2, "customer_id": 1, "note": "x" * 500})
+    land(project, "a.json", '{"order_id": 1, "customer_id": 1}', long, "{broken")
+    (project / "p.yaml").write_text(text)
+    code, _, err = command("run", "p.yaml")
+    assert code == 0, err
+    assert [row["order_id"] for row in published_rows(project / "out")] == [1]
+    dead = {row["malformed"][:13]: row["reason"] for row in published_rows(project / "dead")}
+    assert dead == {
+        '{"order_id":2': "longer than the 60 bytes of max_record_bytes of source orders",
+        "{broken": "not json of the schema of source orders",
+    }
+    land(project, "b.json", long)
+    mode = "malformed: dead-letter\n    dead_letter: {path: dead}"
+    (project / "p.yaml").write_text(
+        text.replace(mode, "malformed: error").replace("checkpoint:", "checkpoint: again #")
+    )
+    code, _, err = command("run", "p.yaml")
+    assert code == 2
+    assert "A record is longer than the 60 bytes of max_record_bytes of source orders." in err
+
+
 def test_xml_and_parquet_are_read_and_a_plan_that_spark_refuses_names_the_line(
     spark: SparkSession, project: Path
 ) -> None:

@@ -134,6 +134,33 @@ def test_early_fact_leaves_when_its_row_comes_or_its_time_is_up(spark: SparkSess
     assert {row["n"]: row["name"] for row in published_rows(out)} == {0: "one", 1: "two", 2: None, 3: None}
 
 
+def test_early_fact_goes_to_the_side_when_its_time_is_up(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "feed")
+    kinds = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    feed.add(pa.table({"id": [1, 2, None], "n": [0, 1, 2], "at": [BEGIN] * 3}, schema=kinds))
+    master = Relation.build(pa.table({"id": [1], "name": ["one"]}), tmp_path / "master", on="id", shards=2)
+    rows = spark.readStream.schema("id long, n long, at timestamp").parquet(str(feed.directory))
+
+    def run_with(deadline: str) -> None:
+        aside = dt.sinks.parquet(tmp_path / "aside")
+        flow = dt.stream(rows, "early").wait_for(master, on="id", deadline=deadline, expired=aside)
+        query = flow.write(dt.sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "ckpt", trigger="available-now")
+        query.awaitTermination()
+
+    run_with("1 hour")
+    assert [(row["n"], row["name"]) for row in published_rows(tmp_path / "out")] == [(0, "one")]
+    nobody = {"id": None, "n": 2, "at": BEGIN, "name": None}
+    assert published_rows(tmp_path / "aside") == [nobody], "what can find nothing does not wait"
+    feed.add(pa.table({"id": [1, 3], "n": [3, 4], "at": [BEGIN] * 2}, schema=kinds))
+    run_with("0 seconds")
+    waited = {"id": 2, "n": 1, "at": BEGIN, "name": None}
+    assert sorted(row["n"] for row in published_rows(tmp_path / "out")) == [0, 3]
+    aside = sorted(published_rows(tmp_path / "aside"), key=lambda row: row["n"])
+    assert aside == [waited, nobody], "it had waited; the new one still waits for the next micro-batch"
+    with pytest.raises(PlanError, match="is not a sink"):
+        dt.stream(rows, "early").wait_for(master, on="id", deadline="1 hour", expired="aside")  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_kept_is_refused_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
     flow = dt.stream(source(spark, Feed(tmp_path / "feed")), "refused")
     with pytest.raises(PlanError, match="no column 'idd'"):

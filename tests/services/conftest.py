@@ -5,7 +5,6 @@ import os
 import pwd
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,11 +18,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from dovetail.faultpoints import FAULT_POINT_VARIABLE
+from dovetail.testing.faults import run_driver
 
 PROJECT = Path(__file__).parents[2]
+_PARTITIONS = 2
 
 
 def free_port() -> int:
@@ -120,10 +120,12 @@ def postgres() -> Iterator[Postgres]:
 
 def fetched(directory: Path, *arguments: str) -> list[str]:
     """The jars of `connectors/pom.xml`, fetched once."""
-    marker = directory / ".complete"
-    if not marker.exists():
+    marker, wanted = directory / ".complete", (PROJECT / "connectors" / "pom.xml").read_text()
+    if not marker.exists() or marker.read_text() != wanted:
+        for old in directory.glob("*.jar"):
+            old.unlink()
         subprocess.run([PROJECT / "scripts" / "fetch-jars", directory, *arguments], check=True)
-        marker.touch()
+        marker.write_text(wanted)
     return sorted(map(str, directory.glob("*.jar")))
 
 
@@ -161,11 +163,18 @@ class Kafka:
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
-            "num.partitions": 2,
+            "num.partitions": _PARTITIONS,
         }
         properties = self.directory / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        java = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(self.jars)]
+        home = os.environ.get("JAVA_HOME")
+        java = [
+            f"{home}/bin/java" if home else "java",
+            "-Xmx512m",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            os.pathsep.join(self.jars),
+        ]
         formatting = [*java, "kafka.tools.StorageTool", "format", "-t", "dovetailtestclusterid0", "-c", str(properties)]
         subprocess.run(formatting, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with open(self.directory / "log", "wb") as log:
@@ -179,6 +188,30 @@ class Kafka:
             assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
             assert time.monotonic() < give_up_at, "the broker does not answer"
             time.sleep(0.1)
+
+    def send(self, rows: DataFrame, topic: str) -> None:
+        """Send the texts in a column `value`, and wait until the broker has them."""
+        rows.write.format("kafka").option("kafka.bootstrap.servers", self.servers).option("topic", topic).save()
+
+    def lose_records(self, spark: SparkSession, topic: str) -> None:
+        """Forget all records of a topic, as a broker does when their time is up."""
+        java = spark._jvm
+        settings = java.java.util.Properties()
+        settings.put("bootstrap.servers", self.servers)
+        loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+        # Two methods have this name, and py4j sees only one of them.
+        kinds = spark.sparkContext._gateway.new_array(java.java.lang.Class, 1)
+        kinds[0] = java.java.lang.Long.TYPE
+        given = spark.sparkContext._gateway.new_array(java.java.lang.Object, 1)
+        given[0] = -1
+        records = loader.loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
+        everything = records.getMethod("beforeOffset", kinds).invoke(None, given)
+        admin = java.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        wanted = java.java.util.HashMap()
+        for number in range(_PARTITIONS):
+            wanted.put(java.org.apache.kafka.common.TopicPartition(topic, number), everything)
+        admin.deleteRecords(wanted).all().get()
+        admin.close()
 
     def stop(self) -> None:
         """Kill it."""
@@ -233,6 +266,7 @@ class Driver:
     program: Path
     arguments: list[str]
     log: Path
+    begin: int = 0
 
     def run(
         self,
@@ -240,43 +274,24 @@ class Driver:
         kill_after_s: float | None = None,
         while_running: Callable[[], None] | None = None,
     ) -> int:
-        """Give its exit code, or minus the signal that ended it. Whatever is left of it is killed."""
-        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-        environment["NUMBA_DISABLE_JIT"] = "1"  # a worker that need not load compiled code starts sooner
-        environment.pop(FAULT_POINT_VARIABLE, None)
-        if point is not None:
-            environment[FAULT_POINT_VARIABLE] = point
-        with open(self.log, "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(self.program), *self.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        try:
-            if while_running is not None:
-                while_running()
-            return process.wait(900 if kill_after_s is None else kill_after_s)
-        except subprocess.TimeoutExpired:
-            assert kill_after_s is not None, f"the driver hangs: {self.said()}"
-            return -signal.SIGKILL
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        """See `run_driver`."""
+        self.begin = self.log.stat().st_size if self.log.exists() else 0
+        command = [sys.executable, str(self.program), *self.arguments]
+        return run_driver(command, self.log, point, kill_after_s, while_running)
 
     def said(self) -> str:
-        """The end of what it has printed."""
-        return self.log.read_text()[-3000:]
+        """The end of what it has printed in its last run."""
+        return self._printed()[-3000:]
 
-    def wait_for_word(self, word: str, timeout_s: float = 200) -> None:
-        """Wait until it has printed something."""
-        give_up_at = time.monotonic() + timeout_s
-        while word not in self.log.read_text():
-            assert time.monotonic() < give_up_at, f"waited in vain for {word!r}: {self.said()}"
+    def wait_until_started(self) -> None:
+        """Wait until its flow runs."""
+        give_up_at = time.monotonic() + 300
+        while "started" not in self._printed():
+            assert time.monotonic() < give_up_at, f"the flow does not start: {self.said()}"
             time.sleep(0.05)
+
+    def _printed(self) -> str:
+        return self.log.read_bytes()[self.begin :].decode(errors="replace")
 
 
 @pytest.fixture(scope="session")
@@ -286,5 +301,5 @@ def make_driver() -> type[Driver]:
 
 @pytest.fixture(scope="session")
 def service_kills() -> int:
-    """How often the end-to-end test kills its driver: few in CI, as many as ``DOVETAIL_SERVICE_KILLS`` says."""
-    return int(os.environ.get("DOVETAIL_SERVICE_KILLS", "3"))
+    """How often the end-to-end test kills its driver: few in CI, as often as ``DOVETAIL_FAULT_ROUNDS`` says."""
+    return int(os.environ.get("DOVETAIL_FAULT_ROUNDS", "3"))

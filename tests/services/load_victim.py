@@ -78,7 +78,10 @@ def main(root: Path, port: int, table: str) -> int:
         time.sleep(0.05)
     failure = query.exception()
     print("ended", failure, flush=True)
-    return DONE if failure is None else FAILED
+    if failure is not None:
+        return FAILED
+    query.awaitTermination()  # leaves no file behind that no commit needs
+    return DONE
 
 
 if __name__ == "__main__":

@@ -114,6 +114,11 @@ _CONDITION = re.compile(r"^\s*\[([A-Z][A-Z0-9_.]*)\]\s*")
 _CAUSE = re.compile(r"^(?:Caused by|\s*): (?:[\w$]+\.)*[\w$]+: (?P<message>.*)", re.MULTILINE)
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _SENTENCE = re.compile(r"(.*?[.!?])(?:\s|$)", re.DOTALL)
+_LOST_RECORDS = "not available in Kafka any more"
+_LOST_MESSAGE = "Kafka no longer has records that the flow has not read yet"
+_LOST_HINT = (
+    "All before them is loaded. To go on with what is there, set failOnDataLoss: false in the options of the source."
+)
 _PYTHON_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<message>.*)", re.MULTILINE)
 
 
@@ -135,6 +140,10 @@ def _failure_of_spark(error: BaseException) -> Failure:
     text = str(error)
     if "java.lang.OutOfMemoryError" in text:
         return Failure(ExitCode.INTERNAL, "SparkError", "Spark ran out of memory.", _MORE_MEMORY)
+    if _LOST_RECORDS in text:
+        reason = re.search(r"^Reason: (.*)", text, re.MULTILINE)
+        told = "" if reason is None else f": {_first_line(reason[1]).rstrip('.')}"
+        return Failure(ExitCode.REQUEST, "SourceError", f"{_LOST_MESSAGE}{told}.", _LOST_HINT)
     if "Traceback (most recent call last)" in text:
         return _failure_in_task(text)
     is_stated = re.search(r"\[[A-Z][A-Z0-9_.]*\]", text) is not None and "[INTERNAL_ERROR" not in text

@@ -28,6 +28,8 @@ __all__ = [
 
 SCHEMAS = {"news": NEWS_SCHEMA, "access": ACCESS_SCHEMA}
 Arrival = Literal["ordered", "random"]
+BULK = 500
+"""So many values that are over together are told in one punctuation, as a source that sends large batches would."""
 
 
 @dataclass
@@ -128,13 +130,16 @@ def joined(join: MJoin, scale: Scale, order: Arrival, name: str, batch_items: in
     for number, (news, access, closed) in enumerate(parts):
         coded = [join.spec.with_codes("news", news), join.spec.with_codes("access", access)]
         given = [Punctuation({"sno": value}) for value in closed.tolist()]
+        if len(given) >= BULK:
+            given = [Punctuation.one_of("sno", pa.array(closed))]
         started = time.process_time()
         for source, batch in zip(("news", "access"), coded, strict=True):
             results += sum(out.num_rows for out in join.offer(source, batch))
         peak = max(peak, join.size())
         if uses_punctuations and isinstance(join, MetadataJoin):
-            for punctuation in given:
-                results += sum(out.num_rows for out in join.punctuate("access", punctuation))
+            # Records come in batches, and so do the punctuations behind them; purged at once, they come one by one.
+            for several in [[each] for each in given] if join.metadata.purging_used == "immediate" else [given]:
+                results += sum(out.num_rows for out in join.punctuate("access", *several))
         cpu += time.process_time() - started
         if number % every == every - 1 or number == len(parts) - 1:
             curve.note(results, cpu, peak)
@@ -161,12 +166,18 @@ def without_metadata(budget: str | int, directory: str) -> XJoin:
     return XJoin(mjoin_spec(SCHEMAS, on="sno", budget=budget, flushing="random", spill_directory=directory))
 
 
-def against_xjoin(scale: Scale, order: Arrival, budget: str | int = "512MB", batch_items: int = 10) -> list[Curve]:
+def against_xjoin(
+    scale: Scale,
+    order: Arrival,
+    budget: str | int = "512MB",
+    batch_items: int = 10,
+    purge_count: int | None = 100,
+) -> list[Curve]:
     """Experiment 2: batch purging after 100 punctuations against a join that knows nothing."""
 
     def ours() -> Curve:
         with tempfile.TemporaryDirectory() as directory:
-            join = metadata_join(100, budget, directory)
+            join = metadata_join(purge_count, budget, directory)
             return joined(join, scale, order, "MJoin, batch purging", batch_items, True)
 
     def theirs() -> Curve:

@@ -211,10 +211,10 @@ class AdaptiveCacheJoin(CachedMeshJoin):
         if growth_bytes > 0:
             held_bytes = self._cache_account.held_bytes + self._switching_account.held_bytes
             free_bytes = self._cache_limit_bytes - held_bytes
-            if growth_bytes > free_bytes:
-                self._ask_for_entries(growth_bytes)
             # While the table moves, both exist.
             table_bytes = min(self._cache.table_bytes + free_bytes, self._ledger.free_bytes)
+            if self._cache.table_bytes + growth_bytes > table_bytes:
+                self._ask_for_entries(growth_bytes)
             best = np.argsort(-frequencies, kind="stable")[: self._cache.entries_within(table_bytes)]
             codes, frequencies = codes[best], frequencies[best]
         self._cache.insert_negative(codes, self._credit(frequencies))
@@ -223,7 +223,8 @@ class AdaptiveCacheJoin(CachedMeshJoin):
 
     def _ask_for_entries(self, growth_bytes: int) -> None:
         self._unmet_bytes = min(self._unmet_bytes + growth_bytes, self._shared_bytes // _MOST_NEGATIVE_SHARE)
-        limit = self._cache.nbytes + self._unmet_bytes + self._slack()
+        # The table as it is needs its room once more, until the next eviction: a larger one is made beside it.
+        limit = self._cache.nbytes + self._cache.table_bytes + self._unmet_bytes + self._slack()
         if self._switching_account.held_bytes == 0 and limit <= self._most_for_cache():
             self._ask_for_border(limit)
 

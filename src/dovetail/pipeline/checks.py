@@ -57,6 +57,16 @@ class CheckedPipeline:
         """A path of the file's, which is relative to the file's directory."""
         return local_path(text, self.document)
 
+    def has_relation(self, name: str) -> bool:
+        """Whether a relation is there already, so that nothing has to be built."""
+        from dovetail.errors import RelationNotFound
+        from dovetail.relation import Relation
+
+        try:
+            return bool(Relation.open(self.path(self.pipeline.relations[name].path)))
+        except RelationNotFound:
+            return False
+
 
 def local_path(text: str, document: Document) -> str:
     """A path as the file means it: relative to the file's own directory; addresses with a scheme stay as they are."""
@@ -386,6 +396,9 @@ class _Checker:
             letters = getattr(source, "dead_letter", None)
             if letters is not None:
                 wanted.append((("sources", name, "dead_letter", "path"), letters.path))
+        for number, step in enumerate(self.pipeline.steps):
+            if step.wait_for is not None and step.wait_for.expired is not None:
+                wanted.append((("steps", number, "wait_for", "expired", "path"), step.wait_for.expired.path))
         for at, text in wanted:
             path = self._path(text)
             if at[0] != "sources" or at[-2] == "dead_letter":

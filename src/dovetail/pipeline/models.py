@@ -83,6 +83,9 @@ class FileSource(_SourceBase):
         "error",
         description="What to do with rows that cannot be read: an error, set aside, or dropped.",
     )
+    max_record_bytes: int | None = Field(
+        None, ge=1, description="A record that is longer, written as JSON, is malformed; by default none is."
+    )
     dead_letter: DeadLetter | None = Field(None, description="Where malformed rows go.")
 
     @model_validator(mode="after")
@@ -112,6 +115,9 @@ class KafkaSource(_SourceBase):
     options: Options = Field(default_factory=dict, description="Options of Spark's Kafka source, `kafka.*` included.")
     malformed: Literal["error", "dead-letter", "drop"] = Field(
         "error", description="What to do with records that are not such JSON."
+    )
+    max_record_bytes: int | None = Field(
+        None, ge=1, description="A record that is longer, as Kafka has it, is malformed; by default none is."
     )
     dead_letter: DeadLetter | None = Field(None, description="Where malformed records go.")
 

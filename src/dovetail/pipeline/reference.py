@@ -45,6 +45,7 @@ _SECTIONS: dict[str, list[tuple[str, type[BaseModel]]]] = {
     "Small things": [
         ("watermark", models.Watermark),
         ("dead_letter", models.DeadLetter),
+        ("expired", step_models.SideOutput),
         ("a secret", Secret),
     ],
 }

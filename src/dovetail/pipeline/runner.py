@@ -20,6 +20,7 @@ from dovetail.pipeline.secrets import Secret
 from dovetail.pipeline.steps import apply_step
 from dovetail.relation import Relation
 from dovetail.spark import sinks
+from dovetail.spark.codes import quoted
 from dovetail.spark.flow import Flow, stream
 from dovetail.spark.flow_query import FlowQuery
 from dovetail.spark.multi_join import multi_join
@@ -30,7 +31,7 @@ __all__ = ["PlannedPipeline", "plan_pipeline"]
 
 Announce = Callable[[str], Any]
 
-_MALFORMED, _FILE = "__malformed", "__file"
+_MALFORMED, _FILE, _BYTES, _REASON = "__malformed", "__file", "__bytes", "__reason"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class _Planner:
             flow = self._at(("sources", name), lambda: self._flow_of(name, frames[name]))
         for number in steps:
             step = self.pipeline.steps[number]
-            flow = self._at(("steps", number, step.kind), partial(apply_step, flow, step, relations))
+            flow = self._at(("steps", number, step.kind), partial(apply_step, flow, step, relations, self.checked.path))
         sink = self._at(("sink",), lambda: self._sink(self.pipeline.sink))
         return PlannedPipeline(self.checked, flow, sink)
 
@@ -133,9 +134,11 @@ class _Planner:
             df = self._kafka(source)
         else:
             df = self._files(source)
+        if not isinstance(source, models.RateSource):
+            df = self._sized(name, source, df)
         if source.watermark is not None:
             df = df.withWatermark(source.watermark.column, source.watermark.delay)
-        kept = [_MALFORMED, _FILE] if getattr(source, "dead_letter", None) is not None else []
+        kept = [_MALFORMED, _FILE, _REASON] if getattr(source, "dead_letter", None) is not None else []
         if source.where is not None:
             df = df.where(f"({source.where}) OR {_MALFORMED} IS NOT NULL" if kept else source.where)
         return df if source.select is None else df.selectExpr(*source.select, *kept)
@@ -175,22 +178,55 @@ class _Planner:
             reader = reader.option("maxOffsetsPerTrigger", source.max_records_per_trigger)
         records = reader.load()
         columns = T.StructType.fromDDL(source.columns)
-        names = columns.names
+        names = list(columns.names)
         modes = {"error": "FAILFAST", "drop": "PERMISSIVE", "dead-letter": "PERMISSIVE"}
         options = {"mode": modes[source.malformed]}
         if source.malformed != "error":
             columns = columns.add(_MALFORMED, T.StringType())
             options["columnNameOfCorruptRecord"] = _MALFORMED
+        size = F.octet_length("value").alias(_BYTES)
+        # What is too long is not even parsed.
+        most = source.max_record_bytes
+        text = F.col("value") if most is None else F.when(F.octet_length("value") <= most, F.col("value"))
         place = F.format_string("%s, partition %d, offset %d", F.col("topic"), F.col("partition"), F.col("offset"))
         parsed = records.select(
-            F.from_json(F.col("value").cast("string"), columns, options).alias("row"), place.alias(_FILE)
+            F.from_json(text.cast("string"), columns, options).alias("row"), place.alias(_FILE), size, "value"
         )
         if source.malformed == "error":
-            return parsed.select("row.*")
-        rows = parsed.select("row.*", _FILE)
+            return parsed.select("row.*", _BYTES)
+        cut = F.when(F.col(_BYTES) > (most or 0), F.substring(F.col("value").cast("string"), 1, most or 0))
+        text = F.col(f"row.{_MALFORMED}")
+        malformed = text if most is None else F.coalesce(text, cut)
+        rows = parsed.select(
+            *(F.col(f"row.{quoted(name)}") for name in names), malformed.alias(_MALFORMED), _FILE, _BYTES
+        )
         if source.malformed == "drop":
-            return rows.where(F.col(_MALFORMED).isNull()).select(*names)
+            return rows.where(F.col(_MALFORMED).isNull()).select(*names, _BYTES)
         return rows
+
+    def _sized(self, name: str, source: models.FileSource | models.KafkaSource, df: DataFrame) -> DataFrame:
+        """The rows, those that are too long treated as `malformed` says."""
+        hidden = (_MALFORMED, _FILE, _BYTES)
+        columns = [F.col(quoted(column)) for column in df.columns if column not in hidden]
+        is_aside = source.malformed == "dead-letter"
+        most = source.max_record_bytes
+        if most is None:
+            return df.drop(_BYTES).withColumn(_REASON, F.lit(None).cast("string")) if is_aside else df.drop(_BYTES)
+        text = F.to_json(F.struct(*columns))
+        size = F.col(_BYTES) if _BYTES in df.columns else F.octet_length(text)
+        reason = f"longer than the {most} bytes of max_record_bytes of source {name}"
+        is_too_long = F.coalesce(size > most, F.lit(False))
+        if source.malformed == "error":
+            return df.where(F.assert_true(~is_too_long, f"A record is {reason}.").isNull()).drop(_BYTES)
+        if not is_aside:
+            return df.where(~is_too_long).drop(_BYTES)
+        shown = F.coalesce(F.col(_MALFORMED), F.substring(text, 1, most))
+        return df.withColumns(
+            {
+                _REASON: F.when(is_too_long, F.lit(reason)),
+                _MALFORMED: F.when(is_too_long, shown).otherwise(F.col(_MALFORMED)),
+            }
+        ).drop(_BYTES)
 
     def _flow_of(self, name: str, df: DataFrame) -> Flow:
         flow = stream(df, self.pipeline.name)
@@ -200,11 +236,11 @@ class _Planner:
         kind = self.pipeline.sources[name].format
         columns = [
             f"{_MALFORMED} AS malformed",
-            f"'not {kind} of the schema of source {name}' AS reason",
+            f"coalesce({_REASON}, 'not {kind} of the schema of source {name}') AS reason",
             f"{_FILE} AS origin",
         ]
         to = sinks.parquet(self.checked.path(letters.path))
-        return flow.divert(f"{_MALFORMED} IS NOT NULL", to, columns=columns, drop=[_MALFORMED, _FILE])
+        return flow.divert(f"{_MALFORMED} IS NOT NULL", to, columns=columns, drop=[_MALFORMED, _FILE, _REASON])
 
     # ---------------------------------------------------------------- relations
 

@@ -18,6 +18,7 @@ __all__ = [
     "EnrichModel",
     "HistoryModel",
     "MultiJoinModel",
+    "SideOutput",
     "Step",
     "Strict",
     "SurrogateKeyModel",
@@ -151,6 +152,12 @@ class HistoryModel(_Kept):
     valid_to: str = Field("valid_to", description="The column with its end.")
 
 
+class SideOutput(Strict):
+    """Where rows go that leave the flow before its end."""
+
+    path: str = Field(description="A directory of Parquet files.")
+
+
 class WaitForModel(Strict):
     """Join with a relation whose rows may come later than the tuples that need them."""
 
@@ -160,6 +167,7 @@ class WaitForModel(Strict):
     )
     deadline: Duration = Field(description="How long a row waits at most.")
     how: Literal["left", "inner"] = Field("left", description="Then: NULLs, or the row is dropped.")
+    expired: SideOutput | None = Field(None, description="Then, instead: it goes there, with NULLs.")
     columns: Columns | None = Field(None, alias="select", description="The relation's columns to add; all.")
     condition: str | None = Field(None, description="Comparisons joined by AND.")
 

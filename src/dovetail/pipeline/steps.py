@@ -9,12 +9,15 @@ from pyspark.sql import functions as F
 from dovetail.errors import PlanError
 from dovetail.pipeline.step_models import Step
 from dovetail.relation import Relation
+from dovetail.spark import sinks
 from dovetail.spark.flow import Flow
 
 __all__ = ["apply_step"]
 
 
-def apply_step(flow: Flow, step: Step, relations: Mapping[str, Relation | str]) -> Flow:
+def apply_step(
+    flow: Flow, step: Step, relations: Mapping[str, Relation | str], place_of: Callable[[str], str] = str
+) -> Flow:
     """The flow with one more step.
 
     Parameters
@@ -25,12 +28,16 @@ def apply_step(flow: Flow, step: Step, relations: Mapping[str, Relation | str]) 
         The step; not a join of streams, which begins a flow.
     relations
         By name; a path where the step itself makes the relation.
+    place_of
+        What a path of the file means.
     """
     if step.enrich is not None:
         options = step.enrich.model_dump(exclude={"relation", "columns"}, exclude_none=True)
         return flow.enrich(relations[step.enrich.relation], select=step.enrich.columns, **options)
     if step.wait_for is not None:
-        options = step.wait_for.model_dump(exclude={"relation", "columns"}, exclude_none=True)
+        options = step.wait_for.model_dump(exclude={"relation", "columns", "expired"}, exclude_none=True)
+        if step.wait_for.expired is not None:
+            options["expired"] = sinks.parquet(place_of(step.wait_for.expired.path))
         return flow.wait_for(relations[step.wait_for.relation], select=step.wait_for.columns, **options)
     if step.kept_relation is not None:
         stage: Callable[..., Flow] = getattr(flow, step.kind)

@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 from dovetail.errors import SchemaError
 from dovetail.relation.format import CodeKind
 
-_INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
 
 def quoted(name: str) -> str:
@@ -42,7 +42,7 @@ def code_column(schema: T.StructType, key: Sequence[str], kind: CodeKind) -> Col
             no_null = no_null & column.isNotNull()
         return F.when(no_null, F.xxhash64(*columns))
     only = schema[key[0]].dataType
-    if isinstance(only, _INTEGRAL):
+    if isinstance(only, INTEGRAL):
         return columns[0].cast("long")
     if isinstance(only, T.DateType):
         return F.unix_date(columns[0]).cast("long")

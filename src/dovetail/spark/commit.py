@@ -15,10 +15,11 @@ A crash anywhere replays b from its intent and commit b-1.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import dovetail
@@ -41,6 +42,7 @@ Stage = Step | Transform | Diversion
 Commit = dict[str, Any]
 
 _CLEAN_EVERY = 8
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 class CommitProtocol:
@@ -64,7 +66,7 @@ class CommitProtocol:
         self._stages, self._store, self._sink = tuple(stages), store, sink
         self._drains_always, self._keep_commits = drains_always, keep_commits
         self._steps = [stage for stage in stages if isinstance(stage, Step)]
-        self._side_sinks = [stage.sink for stage in stages if isinstance(stage, Diversion)]
+        self._side_sinks = side_sinks(stages)
         self._routers: dict[str, Router] = {}
         self._last_commit: Commit | None = None
         self._runs_since_cleanup = _CLEAN_EVERY
@@ -192,9 +194,13 @@ class CommitProtocol:
                 rows = stage(rows)
                 require_deterministic(rows, "a transformation")
         fault_point("flow.job.before")
-        receipt = self._sink.stage(rows, batch)
+        # Whoever transforms rows may join and aggregate, and have Spark plan that anew as it goes.
+        plans_once = all(isinstance(stage, Step) for stage in self._stages)
+        with _planned_once(df.sparkSession) if plans_once else nullcontext():
+            receipt = self._sink.stage(rows, batch)
         fault_point("flow.job.after")
         found = {name: collector.collect() for name, collector in collectors.items()}
+        side += self._side_outputs(df.sparkSession, batch, {name: record for name, (record, _) in found.items()})
         body = {
             "batch": batch,
             "query": intent["query"],
@@ -208,6 +214,17 @@ class CommitProtocol:
         }
         return self._store.create_commit(batch, body)
 
+    def _side_outputs(self, spark: SparkSession, batch: int, records: Mapping[str, StepRecord]) -> list[dict[str, Any]]:
+        """Stage what steps give to sinks of their own; most often there is nothing, and no job."""
+        staged = []
+        for step in self._steps:
+            if step.side_sink is not None:
+                rows = step.side_rows(records[step.name], spark)
+                receipt = None if rows is None else dict(step.side_sink.stage(rows, batch))
+                staged.append({"sink": step.side_sink.kind, "receipt": receipt})
+                fault_point("flow.side.staged")
+        return staged
+
     def _apply(
         self,
         step: Step,
@@ -219,7 +236,9 @@ class CommitProtocol:
         is_last: bool,
     ) -> DataFrame:
         if step.name not in self._routers:
-            self._routers[step.name] = Router(placed.schema, step.shards, step.sort_by, step.sort_first)
+            self._routers[step.name] = Router(
+                placed.schema, step.shards, step.sort_by if step.needs_order(is_last) else None, step.sort_first
+            )
         record = None if previous is None else _record(previous, step)
         job = ShardJob(
             state_root=str(self._store.state_root),
@@ -244,8 +263,9 @@ class CommitProtocol:
                 f"{len(self._side_sinks)}.",
                 hint="Start the flow as it was, until one more micro-batch is through, or with a new checkpoint.",
             )
-        parts = [part["receipt"] for part in side]
-        return [*zip(self._side_sinks, parts, strict=True), (self._publisher(commit), commit["receipt"])]
+        pairs = zip(self._side_sinks, side, strict=True)
+        beside = [(sink, part["receipt"]) for sink, part in pairs if part["receipt"] is not None]
+        return [*beside, (self._publisher(commit), commit["receipt"])]
 
     def _publisher(self, commit: Commit) -> Sink:
         if commit["sink"] != self._sink.kind:
@@ -255,6 +275,23 @@ class CommitProtocol:
                 hint=f"Start the flow with the {commit['sink']} sink, or with a new checkpoint.",
             )
         return self._sink
+
+
+@contextmanager
+def _planned_once(spark: SparkSession) -> Iterator[None]:
+    """Let Spark plan a job before it runs and not again after every shuffle: there is nothing that it could change."""
+    before = spark.conf.get(_ADAPTIVE)
+    spark.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_ADAPTIVE, str(before))
+
+
+def side_sinks(stages: Sequence[Stage]) -> list[Sink]:
+    """The sinks besides the flow's own, in the order in which a commit names their receipts."""
+    before = [stage.sink for stage in stages if isinstance(stage, Diversion)]
+    return before + [stage.side_sink for stage in stages if isinstance(stage, Step) and stage.side_sink is not None]
 
 
 def _record(commit: Commit, step: Step) -> StepRecord:

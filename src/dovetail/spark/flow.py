@@ -8,7 +8,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from dovetail.memory import Budget
 from dovetail.operators.conditions import Condition
 from dovetail.operators.spec import KeyNames
 from dovetail.spark.built_relations import relation_of
+from dovetail.spark.closed_groups import ClosedGroupsStep
 from dovetail.spark.commit import CommitProtocol, Stage
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.diverting import Diversion
@@ -170,6 +171,7 @@ class Flow(WarehouseStages):
         on: KeyNames | None = None,
         deadline: str,
         how: Literal["left", "inner"] = "left",
+        expired: Sink | None = None,
         select: str | Sequence[str] | None = None,
         condition: str | Condition | None = None,
     ) -> "Flow":
@@ -187,16 +189,41 @@ class Flow(WarehouseStages):
             How long a tuple waits at most, such as ``"10 minutes"``, give or take one trigger.
         how
             What becomes of a tuple that has waited in vain: ``"left"``: NULLs; ``"inner"``: it is dropped.
+        expired
+            Another sink, to which such tuples go instead, exactly once, with NULLs for the relation's columns.
         """
         if how not in ("left", "inner"):
             raise PlanError(f"how={how!r} is not known.", hint="Use 'left' or 'inner'.")
+        if expired is not None:
+            _require_sink(expired)
         deadline_ms = parse_duration_ms("deadline", deadline)
         here = self._here()
         opened = relation_of(here.sparkSession, relation, on, None)
         plan = plan_join(here, opened, on=on, how="left", select=select, condition=condition)
         if not plan.has_equality:
             raise PlanError("wait_for joins on equal keys.", hint="Pass on=.")
-        return self._then(WaitingStep(self._step_name("wait_for"), plan, here, deadline_ms, how == "left"))
+        return self._then(WaitingStep(self._step_name("wait_for"), plan, here, deadline_ms, how == "left", expired))
+
+    def aggregate_closed(self, aggregates: Mapping[str, str | tuple[str, str]]) -> "Flow":
+        """Aggregate the results of a `multi_join` by its join columns; each group comes out once, when it is closed.
+
+        A group is closed when the join has been promised that no later result has its join value (``punctuations=``)
+        and all its results are out; the join tells so in its column of notices. Until then the group is a row of this
+        step's state. Groups without any result come out, too. Rows without a join value are in no group.
+
+        Parameters
+        ----------
+        aggregates
+            For each column of the result: ``"count"``, of rows; or a pair of ``"count"``, ``"sum"``, ``"min"`` or
+            ``"max"`` and a column, such as ``("sum", "price")``. NULLs are left out of these.
+
+        Raises
+        ------
+        PlanError
+            If no join before it tells what is closed, or a column cannot be aggregated like this.
+        """
+        join = self.steps[-1] if self.steps else None
+        return self._then(ClosedGroupsStep(self._step_name("aggregate_closed"), join, self._here(), aggregates))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
         """Apply any stateless change: ``function`` is given the rows of each micro-batch as a DataFrame, and gives one.
@@ -240,8 +267,7 @@ class Flow(WarehouseStages):
                 "divert stands before the first operator: after one, rows would be computed twice.",
                 hint="Move it to the front, or filter in the sink.",
             )
-        if not isinstance(to, Sink):
-            raise PlanError(f"{to!r} is not a sink.", hint="Use one of dovetail.sinks, such as sinks.parquet(path).")
+        _require_sink(to)
         dropped = (drop,) if isinstance(drop, str) else tuple(drop)
         diversion = Diversion(where, tuple(columns), dropped, to)
         for rows in (diversion.leaving(self._here()), diversion.staying(self._here())):
@@ -269,14 +295,18 @@ class Flow(WarehouseStages):
         return (stage.staying(rows) if isinstance(stage, Diversion) else stage(rows)).schema
 
     def _open_side_sinks(self, store: FlowStore) -> None:
-        rows, number = self._source.sparkSession.createDataFrame([], self._source.schema), 0
+        spark = self._source.sparkSession
+        rows, found = spark.createDataFrame([], self._source.schema), []
         for stage in self._stages:
             if isinstance(stage, Diversion):
-                place = store.staged_root / f"side-{number}"
-                place.mkdir(exist_ok=True)
-                stage.sink.open(SinkContext(rows.sparkSession, self.name, stage.leaving(rows).schema, place))
-                number += 1
-            rows = rows.sparkSession.createDataFrame([], self._after(stage, rows))
+                found.append((stage.sink, stage.leaving(rows).schema))
+            elif isinstance(stage, Step) and stage.side_sink is not None:
+                found.append((stage.side_sink, stage.output))
+            rows = spark.createDataFrame([], self._after(stage, rows))
+        for number, (sink, schema) in enumerate(found):
+            place = store.staged_root / f"side-{number}"
+            place.mkdir(exist_ok=True)
+            sink.open(SinkContext(spark, self.name, schema, place))
 
     def budgets(self) -> dict[str, int]:
         """The budget of each stateful operator that has one, in bytes, by the operator's name."""
@@ -310,8 +340,7 @@ class Flow(WarehouseStages):
         StateError
             If the checkpoint is of another flow, or damaged.
         """
-        if not isinstance(sink, Sink):
-            raise PlanError(f"{sink!r} is not a sink.", hint="Use one of dovetail.sinks, such as sinks.parquet(path).")
+        _require_sink(sink)
         if isinstance(keep_commits, bool) or not isinstance(keep_commits, int) or keep_commits < FEWEST_COMMITS_KEPT:
             raise PlanError(f"keep_commits={keep_commits!r}: a replay needs at least {FEWEST_COMMITS_KEPT}.")
         ends_by_itself = trigger == _AVAILABLE_NOW
@@ -337,3 +366,8 @@ class Flow(WarehouseStages):
             writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
         query.attach(writer.start())
         return query
+
+
+def _require_sink(sink: object) -> None:
+    if not isinstance(sink, Sink):
+        raise PlanError(f"{sink!r} is not a sink.", hint="Use one of dovetail.sinks, such as sinks.parquet(path).")

@@ -6,6 +6,7 @@ and go to the shard of their value, as rows of their input do: the source of pun
 rows, marked by a hidden column. What a callable gives is written into the micro-batch's intent and goes to all shards.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -14,12 +15,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from dovetail.errors import PlanError
-from dovetail.operators.metadata import Metadata, Order, Punctuation
+from dovetail.operators.metadata import REASON_COLUMN, Metadata, Order, Punctuation
 from dovetail.operators.metadata.punctuation import BoundPunctuation, Marked
 from dovetail.operators.mjoin import MJoinSpec, TimeWindow
 from dovetail.spark.codes import quoted
 from dovetail.spark.determinism import require_deterministic
+from dovetail.spark.late_rows import QuarantineOutput
 from dovetail.spark.steps import BatchClock
+from dovetail.state.store import local_path
 
 __all__ = ["JoinMetadata", "PunctuationSource", "mark_column"]
 
@@ -51,6 +54,8 @@ class JoinMetadata:
         Functions that give punctuations, by input.
     notices
         The column of the result that says what a row is; None: neither punctuations nor quarantined rows come out.
+    quarantine
+        Where rows that broke a promise go; None: into the column of notices.
     described
         What state depends on.
     """
@@ -60,6 +65,7 @@ class JoinMetadata:
     timed: frozenset[str] = frozenset()
     callables: Mapping[str, Callable[[BatchClock], Iterable[Punctuation]]] = field(default_factory=dict)
     notices: str | None = None
+    quarantine: QuarantineOutput | None = None
     described: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -72,17 +78,31 @@ class JoinMetadata:
         ordered: Mapping[str, Order | str] | None,
         on_broken_promise: Any,
         notices: str | None,
+        quarantine_path: str | os.PathLike[str] | None = None,
     ) -> "JoinMetadata | None":
         """Check what was asked for; None where nothing was."""
         if keys is None and punctuations is None and clustered is None and ordered is None:
             if notices is not None:
                 raise PlanError("notices= tells of punctuations and broken promises, and nothing is promised.")
+            if quarantine_path is not None:
+                raise PlanError("quarantine_path= is for rows that break a promise, and nothing is promised.")
             return None
-        if on_broken_promise == "quarantine" and notices is None:
+        if on_broken_promise == "quarantine" and notices is None and quarantine_path is None:
             raise PlanError(
-                'on_broken_promise="quarantine" needs a column that says why a row was not joined.',
-                hint='Pass notices="notice", for instance.',
+                'on_broken_promise="quarantine" needs a place for the rows that are not joined.',
+                hint='Pass quarantine_path="a/directory"; or notices="notice", to have them among the results.',
             )
+        if quarantine_path is not None and on_broken_promise != "quarantine":
+            raise PlanError(
+                f"quarantine_path= and on_broken_promise={on_broken_promise!r} do not go together.",
+                hint='Pass on_broken_promise="quarantine", or leave the path out.',
+            )
+        if quarantine_path is not None:
+            for name, df in inputs.items():
+                if REASON_COLUMN in df.columns:
+                    raise PlanError(
+                        f"Input {name!r} has a column {REASON_COLUMN!r}, the name of the reason.", hint="Rename it."
+                    )
         if notices is not None and any(notices in df.columns for df in inputs.values()):
             raise PlanError(f"notices={notices!r} is the name of an input's column.", hint="Choose another name.")
         sources = dict(punctuations or {})
@@ -118,6 +138,11 @@ class JoinMetadata:
             frozenset(streams),
             functions,
             notices,
+            None
+            if quarantine_path is None
+            else QuarantineOutput(
+                local_path(quarantine_path, "quarantine_path"), {name: df.columns for name, df in inputs.items()}
+            ),
             {**metadata.fingerprint(), "punctuations": described, "notices": notices},
         )
 
@@ -166,7 +191,13 @@ class JoinMetadata:
 
     def given(self, spec: MJoinSpec, clock: BatchClock) -> dict[str, list[dict[str, Any]]]:
         """What the functions give for a micro-batch, ready for its intent."""
-        return {
-            name: [BoundPunctuation.of(each, name, spec.schemas[name]).as_dict() for each in function(clock)]
-            for name, function in self.callables.items()
-        }
+        given: dict[str, list[dict[str, Any]]] = {}
+        for name, function in self.callables.items():
+            found = function(clock)
+            if isinstance(found, Punctuation) or not isinstance(found, Iterable):
+                raise PlanError(
+                    f"The function of punctuations= for {name!r} gave {found!r}.",
+                    hint="Let it give a list of punctuations; an empty one where there are none.",
+                )
+            given[name] = [BoundPunctuation.of(each, name, spec.schemas[name]).as_dict() for each in found]
+        return given

@@ -1,6 +1,6 @@
 """Transformations with a relation that the flow keeps, as steps of the commit protocol.
 
-The step is the relation's only writer. What it changes is state of its shards, named by the flow's commits. When the
+The step is the relation's only writer. What it changes is state of its shards, named by the flow's commits. Before the
 changes outgrow their budget, the driver folds those of the last commit into a new version of the relation, before the
 next micro-batch begins; the intent names that version, and its commit names it together with the state that is left. A
 crash in between folds the same changes again, which changes nothing: they replace the rows of their keys.
@@ -8,6 +8,7 @@ crash in between folds the same changes again, which changes nothing: they repla
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import pyarrow as pa
@@ -29,8 +30,8 @@ from dovetail.spark.payload import decode, encode, encoded_schema
 from dovetail.spark.routing import is_sortable
 from dovetail.spark.steps import BatchClock, Step, StepRecord
 from dovetail.state import FlowStore, read_table
-from dovetail.warehouse.kept_rows import merged_levels
-from dovetail.warehouse.kept_task import KeptTask, levels_of
+from dovetail.warehouse.kept_rows import Level, merged_levels
+from dovetail.warehouse.kept_task import KeptTask, levels_of, needs_folding
 from dovetail.warehouse.transformations import SurrogateKeys, Transformation
 
 __all__ = ["Arrivals", "KeptRelation", "KeptStep"]
@@ -158,7 +159,7 @@ class KeptStep(Step):
     relation, transformation
         What it keeps, and what it does.
     budget
-        How large the changes may grow before they are folded into a version of the relation.
+        The most memory that changes take which are in no version of the relation yet.
     computed
         Columns that the JVM adds, by our names.
     order
@@ -182,6 +183,7 @@ class KeptStep(Step):
 
     def __post_init__(self) -> None:
         self.shards, self.budget_bytes = self.relation.shards, self.budget.total_bytes
+        self._shard_bytes = max(1, self.budget_bytes // self.shards)
         self.output = T.StructType([column for _, column in self.results])
         self._carried = T.StructType(
             [T.StructField(name, column.dataType, True, column.metadata) for name, column in self.results]
@@ -238,8 +240,7 @@ class KeptStep(Step):
             return {"version": relation.version, **self._first(relation)}
         own = previous[self.name]
         version = int(own.states[0].values["version"])
-        held = sum(sum(report["memory"].values()) for report in own.reports)
-        if held > self.budget.total_bytes:
+        if needs_folding(own.reports, self._shard_bytes):
             version = self._folded(own)
         return {"version": version}
 
@@ -255,19 +256,25 @@ class KeptStep(Step):
 
     def _folded(self, previous: StepRecord) -> int:
         """Make a version of the relation that has all changes of the last commit."""
-        key, is_hashed, parts = self.relation.key_names, self.relation.is_hashed, []
+        shards = []
         for state in previous.states:
             tables = [(file, read_table(self.store.state_root, file)) for file in state.files]
-            levels = levels_of(tables, key, is_hashed)
-            if levels:
-                parts.append(merged_levels(levels, key, is_hashed).drop_columns([CODE_COLUMN]))
+            shards.append(levels_of(tables, self.relation.key_names, self.relation.is_hashed))
+        size = sum(level.table.nbytes for levels in shards for level in levels)
+        # More than the budget cannot be merged within it. One level after the other comes to the same.
+        turns = [shards] if size <= self.budget.total_bytes else _turns(shards)
         fault_point("kept.fold.before")
         relation = Relation.open(self.relation.path)
         self.relation.check(relation)
-        changes = pa.concat_tables(parts).select(relation.schema.names).cast(relation.schema)
-        folded = relation.upsert(changes)
+        for turn in turns:
+            relation = relation.upsert(self._merged(turn).select(relation.schema.names).cast(relation.schema))
         fault_point("kept.fold.after")
-        return folded.version
+        return relation.version
+
+    def _merged(self, shards: Sequence[Sequence[Level]]) -> pa.Table:
+        key, is_hashed = self.relation.key_names, self.relation.is_hashed
+        parts = [merged_levels(levels, key, is_hashed).drop_columns([CODE_COLUMN]) for levels in shards if levels]
+        return pa.concat_tables(parts)
 
     def task(self, is_last: bool) -> KeptTask:
         """The work of one shard."""
@@ -277,6 +284,7 @@ class KeptStep(Step):
             is_hashed=self.relation.is_hashed,
             transformation=self.transformation,
             stream_schema=self._stream_schema,
+            budget_bytes=self._shard_bytes,
         )
 
     def finish(self, mapped: DataFrame) -> DataFrame:
@@ -287,3 +295,8 @@ class KeptStep(Step):
 def kept_schema(columns: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
     """The schema of a relation with these columns."""
     return nullable_fields(pa.schema([pa.field(name, kind) for name, kind in columns]))
+
+
+def _turns(shards: Sequence[Sequence[Level]]) -> list[list[list[Level]]]:
+    """The levels of all shards in turns, the oldest first, one of each shard at most."""
+    return [[[level] for level in turn if level is not None] for turn in zip_longest(*shards)]

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.operators.metadata import REASON_COLUMN, Metadata, MetadataJoin
 from dovetail.operators.metadata.join import CLOSED_ROW
-from dovetail.operators.metadata.punctuation import BoundPunctuation
+from dovetail.operators.metadata.punctuation import BoundPunctuation, points_of
 from dovetail.operators.mjoin import MJoinSpec
 from dovetail.operators.mjoin.output import MultiOutput
 from dovetail.spark.join_metadata import ENDS, JoinMetadata, mark_column
@@ -28,6 +28,8 @@ from dovetail.spark.shard_job import ShardInput, ShardResult
 from dovetail.spark.steps import BatchClock, StepRecord
 
 __all__ = ["MetadataJoinStep", "MetadataJoinTask"]
+
+_MOST_VALUES = 1_000_000
 
 
 class MetadataJoinStep(MultiJoinStep):
@@ -52,6 +54,17 @@ class MetadataJoinStep(MultiJoinStep):
         visible = [field.name for field in fields if field.name not in hidden]
         self._put_out_as(T.StructType(fields), {name: name for name in visible})
 
+    @property
+    def notices(self) -> str | None:
+        """The column that tells closed join values, where there is one."""
+        return self._promised.notices
+
+    @property
+    def join_columns(self) -> list[str]:
+        """The join columns as the result has them."""
+        attribute = self.spec.attributes[0]
+        return list(attribute.columns[attribute.inputs[0]])
+
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on."""
         return {**super().fingerprint(), "kind": "metadata_join", "metadata": dict(self._promised.described)}
@@ -59,6 +72,16 @@ class MetadataJoinStep(MultiJoinStep):
     def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """As of any multi-way join, and the punctuations that functions give."""
         return {**super().decide(previous, clock), "punctuations": self._promised.given(self.spec, clock)}
+
+    def needs_order(self, is_last: bool) -> bool:
+        """Which row breaks a promise depends on the order."""
+        return True
+
+    def publish(self, record: StepRecord, state_root: Path, batch: int) -> None:
+        """Make late and quarantined rows visible."""
+        super().publish(record, state_root, batch)
+        if self._promised.quarantine is not None:
+            self._promised.quarantine.publish(record, state_root, batch)
 
     def task(self, is_last: bool) -> "MetadataJoinTask":
         """The join of one shard."""
@@ -69,6 +92,7 @@ class MetadataJoinStep(MultiJoinStep):
             marked=self._promised.marked,
             timed=self._promised.timed,
             has_notices=self._promised.notices is not None,
+            has_quarantine=self._promised.quarantine is not None,
             shards=self.shards,
         )
 
@@ -85,6 +109,8 @@ class MetadataJoinTask(MultiJoinTask):
         Inputs with marked rows, and those whose marks wait for the watermark.
     has_notices
         Whether the last column of the output is that of notices.
+    has_quarantine
+        Whether rows that broke a promise have a side output.
     shards
         How many there are.
     """
@@ -93,6 +119,7 @@ class MetadataJoinTask(MultiJoinTask):
     marked: frozenset[str]
     timed: frozenset[str]
     has_notices: bool
+    has_quarantine: bool
     shards: int
 
     def new_join(self, spec: MJoinSpec) -> MetadataJoin:
@@ -107,6 +134,7 @@ class MetadataJoinTask(MultiJoinTask):
         assert isinstance(join, MetadataJoin)
         late = LateWriter(Path(live.spill.name))
         join.on_late = late.add
+        join.on_quarantined = late.add_quarantined if self.has_quarantine else None
         join.set_time(intent["time_ms"])
         if intent["watermark"] is not None:
             yield from self._put_out(join.advance(intent["watermark"]))
@@ -117,10 +145,13 @@ class MetadataJoinTask(MultiJoinTask):
                 ended.append((name, ends))
             yield from self._put_out(join.offer(name, rows))
             yield from self._quarantined(join)
-        yield from self._put_out(self._promise(join, ended, intent["punctuations"]))
+        yield from self._put_out(self._promise(join, ended))
+        yield from self._put_out(self._promise_given(join, intent["punctuations"], given.shard))
+        yield from self._put_out(join.end_batch())
         yield from self._put_out(join.drain() if intent["drain"] else join.step(idle=True))
         if self.has_notices:
             yield from self._closed(join, given.shard)
+        join.on_quarantined = None
         result = self._result(given, live, late)
         result.report["counters"].update(  # what is so now, of all shards together
             {"punctuations_held": join.punctuations_held, "purge_lag": join.purge_lag}
@@ -138,15 +169,24 @@ class MetadataJoinTask(MultiJoinTask):
             return batch, None
         return batch.filter(pa.array(marks != ENDS)), batch.filter(pa.array(marks > 0))
 
-    def _promise(
-        self, join: MetadataJoin, ended: list[tuple[str, pa.RecordBatch]], given: Mapping[str, list[Mapping[str, Any]]]
-    ) -> Iterator[pa.RecordBatch]:
+    def _promise(self, join: MetadataJoin, ended: list[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         for name, rows in ended:
             times = self._times(name, rows) if name in self.timed else None
             yield from join.punctuate_rows(name, rows, times)
+
+    def _promise_given(
+        self, join: MetadataJoin, given: Mapping[str, list[Mapping[str, Any]]], shard: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Values of the whole join key concern their own shard only; any other punctuation, all of them."""
         for name, described in given.items():
-            yield from join.punctuate(name, *(BoundPunctuation.from_dict(each).unbound() for each in described))
-        yield from join.end_batch()
+            reader = join.collection.readers[self.spec.names.index(name)]
+            for bound in map(BoundPunctuation.from_dict, described):
+                values = points_of(bound, reader.columns, _MOST_VALUES)
+                if values is None:
+                    yield from join.punctuate(name, bound.unbound())
+                else:
+                    is_mine = shard_of_codes(reader.of_values(values).codes, self.shards) == shard
+                    yield from join.punctuate_rows(name, values.filter(pa.array(is_mine)))
 
     def _times(self, name: str, rows: pa.RecordBatch) -> Any:
         assert self.spec.window is not None

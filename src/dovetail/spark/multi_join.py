@@ -51,6 +51,7 @@ def multi_join(
     ordered: Mapping[str, Order | str] | None = None,
     on_broken_promise: BrokenPromisePolicy = "error",
     notices: str | None = None,
+    quarantine_path: str | os.PathLike[str] | None = None,
     spill_directory: str | os.PathLike[str] | None = None,
     shards: int | None = None,
     name: str = "multi_join",
@@ -99,7 +100,11 @@ def multi_join(
     on_broken_promise
         What becomes of a row that its input had promised not to send: ``"error"``, ``"quarantine"`` or ``"count"``.
     notices
-        The name of a column that tells closed join values and quarantined rows from joined ones.
+        The name of a column that tells closed join values from joined rows; and quarantined rows, where they have no
+        place of their own.
+    quarantine_path
+        A directory in which quarantined rows are written as Parquet files, those of each input in one of its name, with
+        the reason in a column ``__reason``; exactly once.
     spill_directory
         Where a worker puts what does not fit in memory until its micro-batch is committed. None: Spark's own local
         directory.
@@ -126,7 +131,9 @@ def multi_join(
     aligned = dict(inputs)
     for attribute in graph.attributes:
         aligned = _aligned(spark, aligned, attribute.columns)
-    promised = JoinMetadata.of(inputs, keys, punctuations, clustered, ordered, on_broken_promise, notices)
+    promised = JoinMetadata.of(
+        inputs, keys, punctuations, clustered, ordered, on_broken_promise, notices, quarantine_path
+    )
     if promised is not None:
         plain = mjoin_spec(
             {n: arrow_schema(df.schema) for n, df in aligned.items()},

@@ -93,7 +93,7 @@ def _single(
     promised: JoinMetadata | None,
 ) -> tuple[DataFrame, tuple[MultiJoinStep, ...]]:
     members = {name: _member(n, spec, name, df.schema) for n, (name, df) in enumerate(inputs.items())}
-    slots = SlotLayout.of([df.schema for df in inputs.values()])
+    slots = SlotLayout.of(list(members.values()))
     name = "1-multi_join"
     time = EventTime(spec.window, dict.fromkeys(inputs, name)) if isinstance(spec.window, TimeWindow) else None
     about = (name, spec, members, slots, layout.shards, layout.parallelism, time)
@@ -154,16 +154,13 @@ class _Tree:
     def steps(self) -> tuple[DataFrame, tuple[MultiJoinStep, ...]]:
         """The flow's input, and the steps."""
         # Inputs are numbered first, then what the joins below the last one give.
-        numbers = {name: number for number, name in enumerate(self._inputs)}
-        schemas = [df.schema for df in self._inputs.values()]
-        for node in self._nodes[:-1]:
-            numbers[_result_name(node)] = len(schemas)
-            schemas.append(self._result_schema(node))
-        slots = SlotLayout.of(schemas)
+        names = [*self._inputs, *(_result_name(node) for node in self._nodes[:-1])]
+        numbers = {name: number for number, name in enumerate(names)}
         members = {
             node.number: {n: _member(numbers[n], node.spec, n, s) for n, s in node.schemas.items()}
             for node in self._nodes
         }
+        slots = SlotLayout.of(sorted((m for mine in members.values() for m in mine.values()), key=lambda m: m.number))
         time = None
         if isinstance(self._spec.window, TimeWindow):
             homes = {leaf: node.step_name for node in self._nodes for leaf in node.schemas if leaf in self._inputs}

@@ -155,7 +155,8 @@ class MultiJoinStep(Step):
         self._put_out_as(joined, final or {name: name for name in joined.names})
         self._codes = code_names(max(len(member.keys) for member in members.values()))
         # A tree's layout has slots for members of other joins, too, which do not travel here.
-        self._slots = sorted({slot for member in members.values() for slot in layout.places[member.number]})
+        used = {slot for member in members.values() for slot in layout.places[member.number]}
+        self._slots = sorted(slot for slot in used if slot >= 0)
         sortable = [layout.names[slot] for slot in self._slots if is_sortable(layout.types[slot])]
         self.sort_by = [INPUT_COLUMN, *self._codes, *sortable]
         # By input and then, but for the highest bits, by code.
@@ -234,6 +235,10 @@ class MultiJoinStep(Step):
         if self._late is not None:
             self._late.publish(record, state_root, batch)
 
+    def needs_order(self, is_last: bool) -> bool:
+        """Whatever arrives first, the results of a micro-batch and those that are still to come are the same."""
+        return not is_last
+
     def task(self, is_last: bool) -> MultiJoinTask:
         """The join of one shard."""
         budget_bytes = self._shard_spec.budget.total_bytes
@@ -248,7 +253,7 @@ class MultiJoinStep(Step):
             spec=self._shard_spec,
             numbers=tuple(member.number for member in members),
             codes=len(self._codes),
-            places=tuple(tuple(position[slot] for slot in self.layout.places[m.number]) for m in members),
+            places=tuple(tuple(position.get(slot, slot) for slot in self.layout.places[m.number]) for m in members),
             output_names=tuple(self.mapped_schema.names),
             owner=self._owner,
             alive_bytes=alive_bytes if may_live else 0,

@@ -29,7 +29,9 @@ from dovetail.state import ShardState, StateFile, read_table
 
 __all__ = ["MultiJoinTask"]
 
-_MOST_ROWS_TOGETHER = 1 << 18
+_MOST_ROWS_TOGETHER = 1 << 19
+_BUDGET_SHARE_TOGETHER = 16
+"""Of the budget, rows wait in one part of so many to be offered together: what the join takes of them at once."""
 _DONE, _INDEX = "done", ".index"
 _LEAST_LIVE_SHARE = 0.5
 """Of a state file: where less of it is still needed, what is needed is written again and the file can go."""
@@ -60,7 +62,7 @@ class MultiJoinTask:
     codes
         How many columns of codes there are.
     places
-        For each input, the slot of each of its columns.
+        For each input, the slot of each of its columns; -1 - n where code number n tells the column.
     output_names
         What the columns of the result are called on their way.
     owner
@@ -120,30 +122,34 @@ class MultiJoinTask:
     # ================================================================ rows
 
     def _arrivals(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows by input, which they are sorted by; many small batches of one input as one."""
-        current, rows = -1, 0
-        parts: list[pa.RecordBatch] = []
+        """The rows by input, of which there are long runs; many small batches of one input as one."""
+        most_bytes = self.spec.budget.total_bytes // _BUDGET_SHARE_TOGETHER
+        parts: dict[int, list[pa.RecordBatch]] = {}
+        rows = size = 0
         for batch in batches:
             tags = batch.column(0).to_numpy(zero_copy_only=False)
             changes = (np.flatnonzero(np.diff(tags)) + 1).tolist()
             for start, stop in pairwise([0, *changes, len(tags)]):
                 i = self.numbers.index(int(tags[start]))
-                if parts and (i != current or rows >= _MOST_ROWS_TOGETHER):
-                    yield self.spec.names[current], _together(parts)
-                    parts, rows = [], 0
-                current = i
-                parts.append(self._input_batch(i, batch.slice(start, stop - start)))
-                rows += stop - start
-        if parts:
-            yield self.spec.names[current], _together(parts)
+                part = self._input_batch(i, batch.slice(start, stop - start))
+                parts.setdefault(i, []).append(part)
+                rows, size = rows + part.num_rows, size + part.nbytes
+            if rows >= _MOST_ROWS_TOGETHER or size >= most_bytes:
+                yield from self._together(parts)
+                parts, rows, size = {}, 0, 0
+        yield from self._together(parts)
+
+    def _together(self, parts: dict[int, list[pa.RecordBatch]]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for i in sorted(parts):
+            yield self.spec.names[i], pa.concat_batches(parts[i]) if len(parts[i]) > 1 else parts[i][0]
 
     def _input_batch(self, i: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.spec.schemas[self.spec.names[i]]
         attributes = self.spec.input_attributes[i]
         columns = [batch.column(1 + place) for place in range(len(attributes))]
         for field, slot in zip(schema, self.places[i], strict=True):
-            column = batch.column(1 + self.codes + slot)
-            # The same moments may be told in the session's time zone.
+            column = batch.column(1 + self.codes + slot if slot >= 0 else -slot)
+            # The same moments may be told in the session's time zone, and a code is wider than its column.
             columns.append(column if column.type == field.type else column.cast(field.type))
         names = [self.spec.code_columns[k] for k in attributes]
         return pa.RecordBatch.from_arrays(columns, names=[*names, *schema.names])
@@ -233,9 +239,3 @@ def _worth_keeping(
     sparse = {name for name, size in live_bytes.items() if size < _LEAST_LIVE_SHARE * given.file_bytes(name)}
     kept = [file for file in needed if file.name not in sparse]
     return kept, {file.table: given.read(file) for file in needed if file.name in sparse}
-
-
-def _together(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(parts) == 1:
-        return parts[0]
-    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]

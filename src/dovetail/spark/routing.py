@@ -1,7 +1,8 @@
-"""Rows on their way to the shards of a step: one tick per shard added, sent to their shard, sorted there.
+"""Rows on their way to the shards of a step: one tick per shard added, sent to their shard, sorted there if need be.
 
 The tick makes sure that every task has a row to read its shard's number from, whatever arrived, so that every shard
-writes its trailer in every micro-batch.
+writes its trailer in every micro-batch. It is told from the stream's own rows by its shard's number: that of shard n is
+-1 - n.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from dovetail.relation.format import SHARD_COLUMN
-from dovetail.spark.shard_job import TICK_COLUMN
 
 __all__ = ["Router", "is_sortable"]
 
 
 class Router:
-    """Sends rows to the shards of a step, sorted there by the code and then by all else that can be.
+    """Sends rows to the shards of a step, sorted there by the code and then by all else that can be, or as they come.
 
-    So a task that runs twice sees the same rows in the same order, however they arrived. The columns are described to
-    the JVM once, not in every micro-batch.
+    Sorted, a task that runs twice sees the same rows in the same order, however they arrived. The columns are described
+    to the JVM once, not in every micro-batch.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Router:
     shards
         How many shards there are.
     sort_by
-        The names to sort by.
+        The names to sort by; None: rows come in any order.
     sort_first
         An SQL expression over the columns, a number that is never NULL, to sort by before all else. Spark compares the
         first thing that it sorts by as a plain number, and only where that is equal the rows themselves; sorting by the
@@ -37,34 +37,35 @@ class Router:
     """
 
     def __init__(
-        self, schema: T.StructType, shards: int, sort_by: Sequence[str], sort_first: str | None = None
+        self, schema: T.StructType, shards: int, sort_by: Sequence[str] | None, sort_first: str | None = None
     ) -> None:
         others = [field for field in schema if field.name != SHARD_COLUMN]
         self._shards = shards
         self._ticks = [
-            F.col("id").cast("int").alias(SHARD_COLUMN),
-            F.lit(True).alias(TICK_COLUMN),
+            (-1 - F.col("id")).cast("int").alias(SHARD_COLUMN),
             *(F.lit(None).cast(field.dataType).alias(field.name) for field in others),
         ]
-        self._rows = [
-            F.col(SHARD_COLUMN),
-            F.lit(None).cast("boolean").alias(TICK_COLUMN),
-            *(F.col(field.name) for field in others),
-        ]
-        # The tick comes first either way.
-        first = F.col(TICK_COLUMN).asc_nulls_last()
+        # Every selection is one more plan for Spark to analyse, in every micro-batch.
+        self._rows = None
+        if schema.names[0] != SHARD_COLUMN:
+            self._rows = [F.col(SHARD_COLUMN), *(F.col(field.name) for field in others)]
+        # The tick comes first, whatever rows are sorted by.
+        first = F.col(SHARD_COLUMN).asc_nulls_first()
         if sort_first is not None:
-            first = F.expr(f"CASE WHEN {TICK_COLUMN} IS NULL THEN {sort_first} END").asc_nulls_first()
-        self._order = [first, *(F.col(name).asc_nulls_first() for name in sort_by)]
+            first = F.expr(f"CASE WHEN {SHARD_COLUMN} >= 0 THEN {sort_first} END").asc_nulls_first()
+        self._order = None
+        if sort_by is not None:
+            self._order = [first, *(F.col(name).asc_nulls_first() for name in sort_by)]
         self._tick_rows: DataFrame | None = None
-        self._shard = F.col(SHARD_COLUMN)
+        self._shard = F.expr(f"CASE WHEN {SHARD_COLUMN} < 0 THEN -1 - {SHARD_COLUMN} ELSE {SHARD_COLUMN} END")
 
     def route(self, rows: DataFrame) -> DataFrame:
         """The rows and the shards' ticks, each shard in one partition."""
         if self._tick_rows is None:
             self._tick_rows = rows.sparkSession.range(0, self._shards, 1, 1).select(*self._ticks)
-        together = rows.select(*self._rows).union(self._tick_rows)
-        return together.repartitionById(self._shards, self._shard).sortWithinPartitions(*self._order)
+        together = (rows if self._rows is None else rows.select(*self._rows)).union(self._tick_rows)
+        placed = together.repartitionById(self._shards, self._shard)
+        return placed if self._order is None else placed.sortWithinPartitions(*self._order)
 
 
 def is_sortable(kind: T.DataType) -> bool:

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,10 +21,7 @@ from dovetail.faultpoints import fault_point
 from dovetail.relation.format import SHARD_COLUMN
 from dovetail.state import ShardState, StateFile, read_table, write_tables
 
-__all__ = ["TICK_COLUMN", "TRAILER_COLUMN", "ShardInput", "ShardJob", "ShardResult", "ShardTask", "rows_of_one_shard"]
-
-TICK_COLUMN = "__tick"
-"""True in the row that only tells a task its shard, NULL in the stream's own rows."""
+__all__ = ["TRAILER_COLUMN", "ShardInput", "ShardJob", "ShardResult", "ShardTask", "rows_of_one_shard"]
 
 TRAILER_COLUMN = "__trailer"
 """The text of a trailer in the last row of a shard's output, NULL in all others."""
@@ -42,7 +40,7 @@ class ShardInput:
     state_root
         Where the files of states lie.
     batches
-        The shard's rows as `Step.route` made them, sorted, without the column of the shard.
+        The shard's rows as `Step.route` made them, without the column of the shard; sorted where the step needs it.
     intent
         What `Step.decide` gave for this micro-batch.
     """
@@ -163,24 +161,28 @@ class ShardJob:
 def rows_of_one_shard(batches: Iterator[pa.RecordBatch]) -> tuple[int | None, Iterator[pa.RecordBatch]]:
     """The number of the shard that a task was given, and its rows without tick and number; None if it was given none.
 
-    A task that has no row at all is one that Spark added: a partition beyond the last shard.
+    A task that has no row at all is one that Spark added: a partition beyond the last shard. The tick of shard n has
+    the number -1 - n; see `dovetail.spark.routing`.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return None, iter(())
-    shard = int(first.column(SHARD_COLUMN)[0].as_py())
-    if not first.column(TICK_COLUMN)[0].as_py():
-        raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")
+    number = int(first.column(SHARD_COLUMN)[0].as_py())
+    shard = number if number >= 0 else -1 - number
     return shard, _rows(shard, first, filled)
 
 
 def _rows(shard: int, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    batch: pa.RecordBatch | None = first.slice(1)
-    while batch is not None:
-        shards = batch.column(SHARD_COLUMN).to_numpy(zero_copy_only=False)
-        if np.any(shards != shard) or batch.column(TICK_COLUMN).null_count != batch.num_rows:
+    ticks = 0
+    for batch in chain([first], batches):
+        is_row = batch.column(SHARD_COLUMN).to_numpy(zero_copy_only=False) == shard
+        others = np.flatnonzero(~is_row)
+        ticks += len(others)
+        if ticks > 1 or any(batch.column(SHARD_COLUMN)[place].as_py() != -1 - shard for place in others.tolist()):
             raise InternalError(f"rows of several shards reached the task of shard {shard}.")
-        if batch.num_rows:
-            yield batch.drop_columns([SHARD_COLUMN, TICK_COLUMN])
-        batch = next(batches, None)
+        rows = batch.filter(pa.array(is_row)) if len(others) else batch
+        if rows.num_rows:
+            yield rows.drop_columns([SHARD_COLUMN])
+    if ticks == 0:
+        raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")

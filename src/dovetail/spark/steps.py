@@ -9,13 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from dovetail.spark.shard_job import ShardTask
 from dovetail.state import FlowStore, ShardState
+
+if TYPE_CHECKING:
+    from dovetail.spark.sinks.base import Sink
 
 __all__ = ["BatchClock", "Step", "StepExplanation", "StepRecord"]
 
@@ -112,6 +115,9 @@ class Step(ABC):
     budget_bytes: int | None = None
     """The most memory it takes, all shards together, where that is declared."""
 
+    side_sink: "Sink | None" = None
+    """Where rows go that leave the flow here, instead of to its sink."""
+
     def open(self, store: FlowStore) -> None:
         """Get ready, or refuse; called once before a query starts, when the checkpoint is known to be the flow's."""
         self.store = store
@@ -142,11 +148,21 @@ class Step(ABC):
     def publish(self, record: StepRecord, state_root: Path, batch: int) -> None:  # noqa: B027 -- most have nothing
         """Make visible what the step has to give besides its output, once the micro-batch is committed; idempotent."""
 
+    def side_rows(self, record: StepRecord, spark: SparkSession) -> DataFrame | None:
+        """What goes to the side sink of what tasks have left in their new state, with the columns of `output`; None:
+        nothing does."""
+        return None
+
     @abstractmethod
     def task(self, is_last: bool) -> ShardTask:
         """What runs on executors. Only the last step's output goes to the sink without another shuffle; any other's may
         be read from two runs of the same task, which must then give the same rows."""
 
+    def needs_order(self, is_last: bool) -> bool:
+        """Whether a shard's rows must come in the same order when its task runs again. Of the last step, output and new
+        state are always those of one run, so it need not care if its results do not depend on the order."""
+        return True
+
     @abstractmethod
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """What tasks put out, as the user's columns."""
+        """What tasks put out, as the user's columns; there may be others besides."""

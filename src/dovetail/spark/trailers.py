@@ -41,9 +41,9 @@ class Trailers:
         self._observation = Observation(f"dovetail {operator} {uuid.uuid4().hex}")
 
     def watch(self, mapped: DataFrame) -> DataFrame:
-        """What the tasks put out, without the trailers; they are collected as it is computed."""
+        """What the tasks put out, without the trailers, which are collected as it is computed; their column stays."""
         observed = mapped.observe(self._observation, F.collect_list(TRAILER_COLUMN).alias("trailers"))
-        return observed.where(f"{TRAILER_COLUMN} IS NULL").drop(TRAILER_COLUMN)
+        return observed.where(f"{TRAILER_COLUMN} IS NULL")
 
     def collect(self) -> tuple[StepRecord, int]:
         """What the shards left behind, and how many rows they put out; after the job has run.

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from dovetail.spark.flow_step import EnrichStep
 from dovetail.spark.join_plan import JoinPlan
+from dovetail.spark.sinks.base import Sink
 from dovetail.spark.steps import BatchClock, StepRecord
-from dovetail.spark.waiting_task import WaitingTask
+from dovetail.spark.waiting_task import EXPIRED_TABLE, Fate, WaitingTask
+from dovetail.state import read_table
 
 __all__ = ["WaitingStep"]
 
@@ -24,11 +27,21 @@ class WaitingStep(EnrichStep):
         How long a tuple waits.
     keeps_unmatched
         Whether it is put out when it has waited in vain.
+    expired
+        Where it goes then instead; None: see `keeps_unmatched`.
     """
 
-    def __init__(self, name: str, plan: JoinPlan, stream: DataFrame, deadline_ms: int, keeps_unmatched: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: JoinPlan,
+        stream: DataFrame,
+        deadline_ms: int,
+        keeps_unmatched: bool,
+        expired: Sink | None = None,
+    ) -> None:
         super().__init__(name, plan, stream, deadline_ms, "batch")
-        self.deadline_ms, self.keeps_unmatched = deadline_ms, keeps_unmatched
+        self.deadline_ms, self.keeps_unmatched, self.side_sink = deadline_ms, keeps_unmatched, expired
 
     def fingerprint(self) -> dict[str, Any]:
         """What its state depends on."""
@@ -44,4 +57,13 @@ class WaitingStep(EnrichStep):
 
     def task(self, is_last: bool) -> WaitingTask:  # type: ignore[override]
         """The join of one shard."""
-        return WaitingTask(self.plan.recipe, self._stream_schema, self.keeps_unmatched)
+        fate: Fate = "aside" if self.side_sink is not None else "out" if self.keeps_unmatched else "dropped"
+        return WaitingTask(self.plan.recipe, self._stream_schema, fate)
+
+    def side_rows(self, record: StepRecord, spark: SparkSession) -> DataFrame | None:
+        """The rows whose time was up in this micro-batch."""
+        files = [file for state in record.states for file in state.files if file.table == EXPIRED_TABLE]
+        if not files:
+            return None
+        tables = [read_table(self.store.state_root, file) for file in files]
+        return self.finish(spark.createDataFrame(pa.concat_tables(tables), self.mapped_schema))

@@ -7,7 +7,7 @@ nothing, and does not wait.
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,15 @@ from dovetail.spark.join_recipe import JoinRecipe
 from dovetail.spark.lookup_join import LookupJoin
 from dovetail.spark.shard_job import ShardInput, ShardResult
 
-__all__ = ["WaitingTask"]
+__all__ = ["EXPIRED_TABLE", "Fate", "WaitingTask"]
 
+EXPIRED_TABLE = "expired"
+"""The table of a shard's state with the rows that leave to the side; it is of one micro-batch only."""
+
+Fate = Literal["out", "aside", "dropped"]
+"""What becomes of a tuple that has waited in vain: put out with NULLs, put aside in `EXPIRED_TABLE`, or dropped."""
+
+_WAITING_TABLE = "waiting"
 _SINCE, _ROW = "__since_ms", "__row"
 _MOST_FILES = 12
 
@@ -36,13 +43,13 @@ class WaitingTask:
         The join, ``left``.
     stream_schema
         The columns of the routed rows.
-    keeps_unmatched
-        Whether tuples that have waited in vain are put out, or dropped.
+    fate
+        What becomes of tuples that have waited in vain.
     """
 
     recipe: JoinRecipe
     stream_schema: pa.Schema
-    keeps_unmatched: bool
+    fate: Fate
 
     def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
         """Join what can be joined, and let the rest wait."""
@@ -51,7 +58,8 @@ class WaitingTask:
         reader = relation.shard(shard, columns=list(self.recipe.relation_columns))
         joins = _Joins(self.recipe, reader, relation.stats.max_multiplicity)
         totals = OperatorMetrics() if state is None else OperatorMetrics.from_dict(state.values["metrics"])
-        files = () if state is None else state.files
+        files = () if state is None else tuple(file for file in state.files if file.table == _WAITING_TABLE)
+        expired: list[pa.RecordBatch] = []
         waiting = [given.read(file) for file in files]
         is_unchanged = True
         if state is not None and waiting and state.values["version"] != intent["version"]:
@@ -66,7 +74,7 @@ class WaitingTask:
             is_unchanged = False
             waiting = [table.filter(pa.array(~_is_due(table, intent["due_ms"]).to_numpy(False))) for table in waiting]
             for batch in _batches(due):
-                yield from self._unmatched(joins, batch, totals)
+                yield from self._unmatched(joins, batch, totals, expired)
         arrived: list[pa.RecordBatch] = []
         for batch in given.batches:
             totals.stream_tuples_in += batch.num_rows
@@ -75,13 +83,13 @@ class WaitingTask:
             missing = yield from self._matched(joins, typed.append_column(_SINCE, since), totals)
             hopeless = joins.has_null_key(missing)
             totals.null_key_tuples += int(np.count_nonzero(hopeless))
-            yield from self._unmatched(joins, missing.filter(pa.array(hopeless)), totals)
+            yield from self._unmatched(joins, missing.filter(pa.array(hopeless)), totals, expired)
             arrived.append(missing.filter(pa.array(~hopeless)))
         new = [pa.Table.from_batches(arrived)] if arrived else []
         if not is_unchanged or len(files) >= _MOST_FILES:
             new = [pa.concat_tables([*waiting, *new])] if waiting or new else []
             files = ()
-        return self._result([table for table in new if table.num_rows], waiting, files, totals, intent)
+        return self._result([table for table in new if table.num_rows], waiting, files, expired, totals, intent)
 
     def _matched(
         self, joins: "_Joins", batch: pa.RecordBatch, totals: OperatorMetrics
@@ -94,10 +102,17 @@ class WaitingTask:
         totals.matched_tuples += batch.num_rows - missing.num_rows
         return missing
 
-    def _unmatched(self, joins: "_Joins", batch: pa.RecordBatch, totals: OperatorMetrics) -> Iterator[pa.RecordBatch]:
+    def _unmatched(
+        self, joins: "_Joins", batch: pa.RecordBatch, totals: OperatorMetrics, expired: list[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Let tuples go that have no match."""
         totals.unmatched_tuples += batch.num_rows
-        if self.keeps_unmatched and batch.num_rows:
-            for result in joins.left(batch):
+        if self.fate == "dropped" or not batch.num_rows:
+            return
+        for result in joins.left(batch):
+            if self.fate == "aside":
+                expired.append(self.recipe.output_batch(result))
+            else:
                 totals.output_rows += result.num_rows
                 yield self.recipe.output_batch(result)
 
@@ -106,6 +121,7 @@ class WaitingTask:
         new: list[pa.Table],
         waiting: list[pa.Table],
         files: tuple[Any, ...],
+        expired: list[pa.RecordBatch],
         totals: OperatorMetrics,
         intent: Mapping[str, Any],
     ) -> ShardResult:
@@ -120,7 +136,10 @@ class WaitingTask:
             "version": intent["version"],
         }
         values = {"version": intent["version"], "metrics": totals.as_dict()}
-        return ShardResult([("waiting", table) for table in new], files, values, report)
+        tables = [(_WAITING_TABLE, table) for table in new]
+        if expired:
+            tables.append((EXPIRED_TABLE, pa.Table.from_batches(expired)))
+        return ShardResult(tables, files, values, report)
 
 
 class _Joins:

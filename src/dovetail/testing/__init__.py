@@ -7,5 +7,6 @@
 - `dovetail.testing.schedules`: which action comes when; `dovetail.testing.snapshots`: a snapshot through storage;
 - `dovetail.testing.held`: the bytes an object really holds; `dovetail.testing.shard`: a relation's shard in memory;
 - `dovetail.testing.strategies`: hypothesis strategies for streams and relations (needs ``hypothesis``);
-- `dovetail.testing.faults`: kill a process at a named point, or at any moment.
+- `dovetail.testing.faults`: kill a process at a named point, or at any moment;
+- `dovetail.testing.sessions`: a quiet local Spark; `dovetail.testing.flows`: files for a stream, and what a flow left.
 """

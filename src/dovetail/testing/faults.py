@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -174,7 +174,13 @@ def run_killed_after(command: Sequence[str], delay_s: float, env: Mapping[str, s
         )
 
 
-def run_driver(command: Sequence[str], log: Path, point: str | None = None, kill_after_s: float | None = None) -> int:
+def run_driver(
+    command: Sequence[str],
+    log: Path,
+    point: str | None = None,
+    kill_after_s: float | None = None,
+    while_running: Callable[[], None] | None = None,
+) -> int:
     """Run a driver of Spark's, kill what is left of it, and give its exit code, or minus the signal that ended it.
 
     Parameters
@@ -187,6 +193,8 @@ def run_driver(command: Sequence[str], log: Path, point: str | None = None, kill
         A fault point, or ``point:n``, at which the driver or one of its workers dies; None: nowhere.
     kill_after_s
         After so long it is killed; None: it may take a quarter of an hour.
+    while_running
+        Called once it runs; the time until it is killed counts from its return.
 
     Examples
     --------
@@ -207,6 +215,8 @@ def run_driver(command: Sequence[str], log: Path, point: str | None = None, kill
             start_new_session=True,
         )
     try:
+        if while_running is not None:
+            while_running()
         return process.wait(_DRIVER_TIMEOUT_S if kill_after_s is None else kill_after_s)
     except subprocess.TimeoutExpired:
         if kill_after_s is None:

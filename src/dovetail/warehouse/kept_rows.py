@@ -1,10 +1,13 @@
 """The current rows of keys: those of a relation's shard, unless a newer level has the key.
 
 A level is a table of rows that were put together, sorted by code. All rows of a key that count are in the newest level
-that has the key; older ones are history. There are few levels: they are merged when there are many.
+that has the key; older ones are history. There are few levels: they are merged when there are many. New levels that
+outgrow the room they are given go to a file and are looked up there.
 """
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +45,9 @@ class Level:
 
     def __init__(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str], is_hashed: bool) -> None:
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        codes = table.column(CODE_COLUMN).to_numpy().astype(np.int64, copy=False)
+        column = table.column(CODE_COLUMN)
+        # In one piece they are used where they lie: a mapped level then takes no memory of its own.
+        codes = (column.chunk(0) if column.num_chunks == 1 else column).to_numpy().astype(np.int64, copy=False)
         if codes.size > 1 and np.any(codes[1:] < codes[:-1]):
             order = np.argsort(codes, kind="stable")
             table, codes = table.take(pa.array(order)), codes[order]
@@ -112,17 +117,36 @@ class KeptRows:
         What was changed since, oldest first.
     key, is_hashed
         The relation's.
+    room_bytes
+        The most that new levels take in memory; beyond it they go to a file. None: there is no limit.
+    scratch
+        The directory of that file; None: where temporary files go.
     """
 
-    def __init__(self, shard: ShardReader, levels: Sequence[Level], key: Sequence[str], is_hashed: bool) -> None:
+    def __init__(
+        self,
+        shard: ShardReader,
+        levels: Sequence[Level],
+        key: Sequence[str],
+        is_hashed: bool,
+        room_bytes: int | None = None,
+        scratch: Path | None = None,
+    ) -> None:
         self._shard, self._levels = shard, list(levels)
         self._key, self._is_hashed = list(key), is_hashed
-        self._old = len(self._levels)
+        self._room_bytes, self._scratch = room_bytes, scratch
+        self._old, self._in_files = len(self._levels), 0
+        self.spilled_bytes = 0
 
     @property
     def new_levels(self) -> list[Level]:
         """What was put, oldest first."""
         return self._levels[self._old :]
+
+    @property
+    def size_bytes(self) -> int:
+        """What the new levels take in memory."""
+        return sum(level.table.nbytes for level in self._levels[self._old + self._in_files :])
 
     def find(self, codes: Int64Array, keys: Sequence[pa.Array]) -> tuple[Int64Array, pa.RecordBatch]:
         """The current rows of keys: which of the codes each is of, and the rows, in no particular order.
@@ -169,8 +193,29 @@ class KeptRows:
         """Let these rows be all that count of their keys from now on."""
         if rows.num_rows:
             self._levels.append(Level(rows.add_column(0, CODE_COLUMN, pa.array(codes)), self._key, self._is_hashed))
+            if self._room_bytes is not None and self.size_bytes > self._room_bytes:
+                self._spill()
+
+    def _spill(self) -> None:
+        """Move the levels that are in memory to a file, each for itself, and map them."""
+        first = self._old + self._in_files
+        for number in range(first, len(self._levels)):
+            table = self._levels[number].table
+            self.spilled_bytes += table.nbytes
+            self._levels[number] = Level(_on_disk(table, self._scratch), self._key, self._is_hashed)
+        self._in_files = len(self._levels) - self._old
 
     def _taken(self, keys: Sequence[pa.Array], numbers: Int64Array, size: int) -> Sequence[pa.Array]:
         if not self._is_hashed or numbers.size == size:
             return keys
         return [column.take(pa.array(numbers)) for column in keys]
+
+
+def _on_disk(table: pa.Table, scratch: Path | None) -> pa.Table:
+    """The same table, mapped from a file that goes when nobody looks at it any more."""
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="dovetail-changes-") as file:
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        file.flush()
+        with pa.memory_map(file.name) as mapped:
+            return pa.ipc.open_stream(mapped.read_buffer()).read_all()

@@ -2,22 +2,28 @@
 
 The shard's state is its changes since the relation's version: Arrow files, one level each, the oldest first. When the
 intent names another version than the state, the driver has folded all changes into it, and the shard starts without.
+
+A shard's part of the budget is for two things: one half for the changes, the other to merge them. The driver folds when
+the next micro-batch may need more than the half, see `needs_folding`. A micro-batch that brings more than anybody could
+expect puts what does not fit into a file, and the driver folds after it.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from dovetail.errors import RelationNotFound
 from dovetail.metrics import OperatorMetrics
 from dovetail.relation import Relation
+from dovetail.spark.local_directory import local_directory
 from dovetail.spark.shard_job import ShardInput, ShardResult
 from dovetail.state import StateFile
 from dovetail.warehouse.kept_rows import KeptRows, Level, merged_levels
 from dovetail.warehouse.transformations import Transformation
 
-__all__ = ["CHANGES_TABLE", "KeptTask", "levels_of"]
+__all__ = ["CHANGES_TABLE", "KeptTask", "levels_of", "needs_folding"]
 
 CHANGES_TABLE = "changes"
 _CHUNK_ROWS = 65_536
@@ -36,6 +42,8 @@ class KeptTask:
         What is done.
     stream_schema
         The columns of the routed rows.
+    budget_bytes
+        The most memory that changes take, merging included.
     """
 
     path: str
@@ -43,6 +51,7 @@ class KeptTask:
     is_hashed: bool
     transformation: Transformation
     stream_schema: pa.Schema
+    budget_bytes: int
 
     def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
         """Transform the shard's rows, and give what changed."""
@@ -52,7 +61,9 @@ class KeptTask:
         files = () if state is None or is_folded else state.files
         levels = levels_of([(file, given.read(file)) for file in files], self.key, self.is_hashed)
         reader = relation.shard(shard, columns=self.transformation.columns_read())
-        kept = KeptRows(reader, levels, self.key, self.is_hashed)
+        held = sum(file.bytes for file in files)
+        room = max(0, self.budget_bytes // 2 - held)
+        kept = KeptRows(reader, levels, self.key, self.is_hashed, room, local_directory())
         metrics = OperatorMetrics()
         if state is None:
             memo = self.transformation.begin(shard, relation.num_shards, intent)
@@ -63,22 +74,41 @@ class KeptTask:
             result = self.transformation.apply(batch, kept, memo, metrics)
             if result is not None and result.num_rows:
                 yield result
-        new = [merged_levels(kept.new_levels, self.key, self.is_hashed)] if kept.new_levels else []
-        if len(files) + len(new) > _MOST_LEVELS:
-            new = [merged_levels([*levels, *kept.new_levels], self.key, self.is_hashed)]
-            files = ()
+        new, files, merging = self._tidied(levels, files, kept)
         rows = sum(file.rows for file in files) + sum(table.num_rows for table in new)
-        size = sum(file.bytes for file in files) + sum(table.nbytes for table in new)
-        values = {"version": intent["version"], "memo": dict(memo), "metrics": metrics.as_dict()}
+        spilled = kept.spilled_bytes + (0 if state is None else int(state.values["spilled_bytes"]))
+        totals = {"metrics": metrics.as_dict(), "spilled_bytes": spilled}
+        values = {"version": intent["version"], "memo": dict(memo), **totals}
         report = {
             "pending": 0,
             "oldest_ms": None,
-            "memory": {"changes": size},
+            "memory": {"changes": held + kept.size_bytes, "merging": merging},
             "metrics": metrics.as_dict(),
             "version": intent["version"],
             "state_rows": {"changes": rows},
+            "counters": {"spilled_bytes": spilled},
+            "changes": {
+                "bytes": sum(file.bytes for file in files) + sum(table.nbytes for table in new),
+                "new_bytes": kept.size_bytes + kept.spilled_bytes,
+            },
         }
         return ShardResult([(CHANGES_TABLE, table) for table in new], tuple(files), values, report)
+
+    def _tidied(
+        self, levels: list[Level], files: tuple[StateFile, ...], kept: KeptRows
+    ) -> tuple[list[pa.Table], tuple[StateFile, ...], int]:
+        """New tables of the state, old ones that stay, and the bytes that merging took. Few levels are quick to ask."""
+        new = kept.new_levels
+        if kept.spilled_bytes:
+            # Merged, they would be in memory again; the driver folds them before the next micro-batch.
+            return [level.table for level in new], files, 0
+        if not new:
+            return [], files, 0
+        is_many = len(files) + 1 > _MOST_LEVELS
+        if not is_many and len(new) == 1:
+            return [new[0].table], files, 0
+        merged = merged_levels([*levels, *new] if is_many else new, self.key, self.is_hashed)
+        return [merged], () if is_many else files, merged.nbytes
 
     def _relation(self, version: int) -> Relation:
         try:
@@ -87,6 +117,28 @@ class KeptTask:
             raise RelationNotFound(
                 str(error), hint="Nothing was lost: put the relation back, and start the flow again."
             ) from None
+
+
+def needs_folding(reports: Sequence[Mapping[str, Any]], budget_bytes: int) -> bool:
+    """Whether the changes of a shard must leave before the next micro-batch, which may bring as many as the last.
+
+    Parameters
+    ----------
+    reports
+        What the tasks of the last micro-batch reported, by shard.
+    budget_bytes
+        A shard's part of the budget.
+
+    Examples
+    --------
+    >>> needs_folding([{"changes": {"bytes": 300, "new_bytes": 100}}], 800)
+    False
+    >>> needs_folding([{"changes": {"bytes": 301, "new_bytes": 100}}], 800)
+    True
+    """
+    room = budget_bytes // 2
+    changes = [report["changes"] for report in reports]
+    return any(one["bytes"] and one["bytes"] + one["new_bytes"] > room for one in changes)
 
 
 def levels_of(tables: list[tuple[StateFile, pa.Table]], key: tuple[str, ...], is_hashed: bool) -> list[Level]:

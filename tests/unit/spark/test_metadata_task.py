@@ -7,14 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PromiseError
+from dovetail.errors import DovetailError, PlanError, PromiseError, SchemaError
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.operators.metadata import Metadata, Punctuation
 from dovetail.operators.metadata.punctuation import BoundPunctuation
 from dovetail.operators.mjoin import mjoin_spec
-from dovetail.spark.join_metadata import ENDS, IS_DATA_TOO
+from dovetail.spark.join_metadata import ENDS, IS_DATA_TOO, JoinMetadata
 from dovetail.spark.metadata_join import MetadataJoinTask
 from dovetail.spark.shard_job import ShardInput
+from dovetail.spark.steps import BatchClock
 from dovetail.state import ShardState, write_tables
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -43,7 +44,7 @@ class Shards:
         self.task = MetadataJoinTask(
             spec=spec, numbers=(0, 1), codes=1, places=((0, 1), (0, 2, 1)), output_names=names, owner="test",
             alive_bytes=0, metadata=Metadata(keys=["news"], is_batchwise=True, **metadata),
-            marked=frozenset(["access"]), timed=frozenset(), has_notices=True, shards=SHARDS,
+            marked=frozenset(["access"]), timed=frozenset(), has_notices=True, has_quarantine=False, shards=SHARDS,
         )  # fmt: skip
         for shard in range(SHARDS):
             (root / "1-join" / f"{shard:05d}").mkdir(parents=True)
@@ -137,3 +138,52 @@ def test_what_a_function_gave_is_taken_from_the_intent_by_all_shards(tmp_path: P
     assert sum(report["state_rows"]["news"] for report in shards.reports) == 2
     with pytest.raises(PromiseError, match="matches an earlier punctuation"):
         shards.run([], [(5, None, "x")])
+
+
+def test_punctuation_that_does_not_name_the_join_column_is_a_promise_in_every_shard(tmp_path: Path) -> None:
+    shards = Shards(tmp_path, on_broken_promise="quarantine")
+    given = [BoundPunctuation.of(Punctuation({"ipaddr": "gone"}), "access", SCHEMAS["access"]).as_dict()]
+    shards.run([(n, "n") for n in range(10)], [], {"access": given})
+    assert [report["counters"]["punctuations_in"] for report in shards.reports] == [1, 1]
+    assert [report["counters"]["punctuations_held"] for report in shards.reports] == [1, 1]
+    found = shards.run([], [(n, None, "gone") for n in range(10)] + [(n, None, "here") for n in range(10)])
+    told = sorted((row["sno"], row["ipaddr"], row["notice"] is None) for row in found)
+    assert told == sorted([(n, "gone", False) for n in range(10)] + [(n, "here", True) for n in range(10)])
+    assert all(report["counters"]["broken_promises"]["punctuation"] for report in shards.reports)
+
+
+def test_values_that_a_function_gave_are_held_by_their_own_shard_only(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    # Every second number, so that no two are neighbours and make one range.
+    numbers = list(range(0, 20, 2))
+    given = [BoundPunctuation.of(Punctuation.one_of("sno", numbers), "access", SCHEMAS["access"]).as_dict()]
+    found = shards.run([(n, "n") for n in numbers], [], {"access": given})
+    assert sorted(row["sno"] for row in found) == numbers
+    held = [report["counters"]["punctuations_held"] for report in shards.reports]
+    assert sum(held) == len(numbers)
+    assert 0 not in held
+
+
+def test_marked_rows_go_to_the_shard_of_their_value_only(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    shards.run([(n, "n") for n in range(10)], [(3, ENDS, None)])
+    assert sorted(report["counters"]["punctuations_in"] for report in shards.reports) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([Punctuation({"nope": 1})], PlanError, "on a column that input 'access' does not have"),
+        ([Punctuation({"sno": "x"})], SchemaError, "access.sno has the value 'x' of type str; the column is int64"),
+        (["sno"], PlanError, "'sno' is not a punctuation"),
+        (Punctuation({"sno": 1}), PlanError, "Let it give a list of punctuations"),
+        (None, PlanError, "gave None"),
+    ],
+)
+def test_function_that_gives_no_punctuation_of_its_input_is_refused(
+    given: Any, error: type[DovetailError], message: str
+) -> None:
+    spec = mjoin_spec(SCHEMAS, on="sno", budget="1MB")
+    promised = JoinMetadata(Metadata(is_batchwise=True), callables={"access": lambda clock: given})
+    with pytest.raises(error, match=message):
+        promised.given(spec, BatchClock(1, None, False))

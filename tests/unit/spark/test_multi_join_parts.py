@@ -1,4 +1,5 @@
-"""Parts of the multi-way join on Spark that need no Spark: event time of a tree, late rows, living operators."""
+"""Parts of the multi-way join on Spark that need no Spark: event time of a tree, rows on their way, late rows, living
+operators."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -6,11 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from dovetail.operators.mjoin import TimeWindow
+from dovetail.errors import InternalError
+from dovetail.operators.mjoin import TimeWindow, mjoin_spec
 from dovetail.spark.late_rows import LateOutput, LateWriter, is_late_table
 from dovetail.spark.live_operators import LiveOperators
 from dovetail.spark.multi_join_step import EventTime
+from dovetail.spark.multi_join_task import MultiJoinTask
+from dovetail.spark.shard_job import rows_of_one_shard
 from dovetail.spark.steps import StepRecord
 from dovetail.state import ShardState, write_tables
 
@@ -43,6 +48,43 @@ def test_results_that_a_lower_join_owes_hold_the_watermark_back() -> None:
     assert TREE.watermark(records(owes, [report(60, pending_low=62, c=200)])) == 75
     settled = [report(75, a=200, b=200), report(75, a=200, b=200)]
     assert TREE.watermark(records(settled, [report(75, pending_low=62, c=200)])) == 190
+
+
+def routed(shard: int, numbers: list[int | None]) -> pa.RecordBatch:
+    """Rows as the shuffle gives them; None: the tick."""
+    shards = pa.array([-1 - shard if number is None else shard for number in numbers], pa.int32())
+    return pa.record_batch({"__shard": shards, "n": pa.array(numbers, pa.int64())})
+
+
+@pytest.mark.parametrize("numbers", [[None, 1, 2, 3], [1, 2, None, 3], [1, 2, 3, None]])
+def test_shard_is_known_wherever_among_its_rows_the_tick_is(numbers: list[int | None]) -> None:
+    shard, rows = rows_of_one_shard(iter([routed(7, [])] + [routed(7, numbers[at : at + 2]) for at in (0, 2)]))
+    assert shard == 7
+    assert [row["n"] for batch in rows for row in batch.to_pylist()] == [1, 2, 3]
+
+
+def test_rows_without_a_tick_or_of_two_shards_are_refused() -> None:
+    for batches, message in (([routed(7, [1])], "no tick"), ([routed(7, [None]), routed(8, [None])], "several shards")):
+        _, rows = rows_of_one_shard(iter(batches))
+        with pytest.raises(InternalError, match=message):
+            list(rows)
+
+
+def test_runs_of_an_input_are_offered_together_in_any_order_within_a_part_of_the_budget() -> None:
+    schemas = {name: pa.schema({"k": pa.int64()}) for name in "ab"}
+
+    def offered(budget: int) -> list[tuple[str, list[int]]]:
+        spec = mjoin_spec(schemas, on="k", budget=budget)
+        task = MultiJoinTask(spec, (3, 5), 1, ((0,), (0,)), ("k",), "owner", 0)
+        tags = [[5, 5, 3], [3, 5, 3]]
+        batches = [
+            pa.record_batch({"i": pa.array(t, pa.int32()), "c": [10 * n + x for x in t], "k": [10 * n + x for x in t]})
+            for n, t in enumerate(tags)
+        ]
+        return [(name, batch.column("k").to_pylist()) for name, batch in task._arrivals(iter(batches))]
+
+    assert offered(1_000_000) == [("a", [3, 13, 13]), ("b", [5, 5, 15])]
+    assert offered(600) == [("a", [3]), ("b", [5, 5]), ("a", [13, 13]), ("b", [15])]
 
 
 def test_late_rows_wait_on_disk_and_are_published_any_number_of_times(tmp_path: Path) -> None:

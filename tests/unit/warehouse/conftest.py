@@ -34,6 +34,8 @@ class Plant:
     states: list[ShardState | None] = field(default_factory=list)
     batch: int = 0
     version: int = 1
+    budget_bytes: int = 1 << 30
+    reports: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.states = [None] * self.relation.num_shards
@@ -48,8 +50,11 @@ class Plant:
         numbers = shard_of_codes(codes.fill_null(0).to_numpy(), self.relation.num_shards)
         numbers[codes.is_null().to_numpy(zero_copy_only=False)] = 0
         coded = rows.add_column(0, CODE_COLUMN, codes)
-        task = KeptTask(self.relation.path, self.relation.key, is_hashed, self.transformation, coded.schema)
+        task = KeptTask(
+            self.relation.path, self.relation.key, is_hashed, self.transformation, coded.schema, self.budget_bytes
+        )
         found: list[Row] = []
+        self.reports = []
         for shard, state in enumerate(self.states):
             mine = coded.filter(pa.array(numbers == shard))
             order = [(name, "ascending") for name in dict.fromkeys([CODE_COLUMN, *key, *self.sort_by])]
@@ -65,6 +70,7 @@ class Plant:
                     break
             filled = [(name, table) for name, table in result.tables if table.num_rows]
             written = write_tables(self.root / "state", "1-kept", shard, self.batch, filled)
+            self.reports.append(result.report)
             self.states[shard] = ShardState(f"{self.batch}", (*result.kept, *written), result.values)
         self.batch += 1
         return found

@@ -1,20 +1,46 @@
 """Join values that were just closed: few enough to be looked up, or too many."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dovetail.operators.metadata.intervals import IntervalSet
 from dovetail.operators.metadata.keys import Keys
 from dovetail.operators.metadata.patterns import BoundSet
 from dovetail.operators.metadata.punctuation import BoundPunctuation
 
-__all__ = ["FEW_CODES", "codes_and_count", "in_parts"]
+__all__ = ["FEW_CODES", "codes_and_count", "in_parts", "together"]
 
 Int64Array = npt.NDArray[np.int64]
 FEW_CODES = 4096
 """So many values are looked up one by one; for more, all that is held is gone through."""
+
+
+def together(punctuations: Sequence[BoundPunctuation]) -> Iterator[BoundPunctuation]:
+    """The same with neighbours that name values of the same one column as one, since one costs as much as many."""
+    run: list[BoundSet] = []
+    column = None
+    for bound in punctuations:
+        [*patterns] = bound.columns.items()
+        name, pattern = patterns[0] if len(patterns) == 1 else (None, None)
+        if run and (name != column or not isinstance(pattern, BoundSet)):
+            yield _one(str(column), run)
+            run = []
+        if isinstance(pattern, BoundSet):
+            column = name
+            run.append(pattern)
+        else:
+            yield bound
+    if run:
+        yield _one(str(column), run)
+
+
+def _one(column: str, sets: list[BoundSet]) -> BoundPunctuation:
+    if len(sets) == 1:
+        return BoundPunctuation({column: sets[0]})
+    return BoundPunctuation({column: BoundSet(pa.concat_arrays([each.values for each in sets]).unique())})
 
 
 def in_parts(bound: BoundPunctuation) -> Iterator[BoundPunctuation]:

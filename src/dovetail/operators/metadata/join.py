@@ -23,7 +23,7 @@ Ding, Rundensteiner, Heineman: MJoin: A Metadata-Aware Stream Join Operator (200
 punctuations is its 1-NP algorithm, one unique and the other clustered or ordered its 1-NC: see `algorithm`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,22 +32,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.kernels.bucket_index import partitions_of
 from dovetail.memory import Reservation
-from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts
-from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
+from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts, together
+from dovetail.operators.metadata.collection import PunctuationCollection
 from dovetail.operators.metadata.deferred import DeferredRows
 from dovetail.operators.metadata.intervals import IntervalSet
 from dovetail.operators.metadata.keys import Keys
 from dovetail.operators.metadata.metrics import MetadataMetrics
-from dovetail.operators.metadata.promises import REASONS, ArrivalPromises
+from dovetail.operators.metadata.promises import REASONS, ArrivalPromises, late_rows
 from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation
+from dovetail.operators.metadata.purge_policy import PurgePolicy, PurgingStages
 from dovetail.operators.metadata.purging import Purger
 from dovetail.operators.metadata.quarantine import REASON_COLUMN, Quarantine
 from dovetail.operators.metadata.ranges import values_of
 from dovetail.operators.metadata.spec import Metadata
 from dovetail.operators.mjoin.chunk import Chunk
-from dovetail.operators.mjoin.disk_stages import DiskStages
 from dovetail.operators.mjoin.mjoin import MJoin
 from dovetail.operators.mjoin.spec import MJoinSpec, TupleWindow
 from dovetail.operators.mjoin.spill import Fetch
@@ -59,7 +58,6 @@ CLOSED_ROW = "closed"
 """What a notice says of a join value that no later result has."""
 
 Int64Array = npt.NDArray[np.int64]
-_FEWEST_PURGED = 100
 _MOST_VALUES = 1_000_000
 
 
@@ -115,12 +113,13 @@ class MetadataJoin(MJoin):
         # Nothing refers back to the join, so that it goes, with its memory, when nobody needs it any more.
         holds = partial(self._purger.holds, reads_disk=True)
         self._promises = ArrivalPromises(spec, metadata, self.collection, holds)
-        stages = _PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
+        stages = PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         stages.purger = self._purger
         self._stages = stages
         self._deferred = DeferredRows(self.collection.readers)
-        self._unpurged = 0
-        self._unpurged_on_disk = 0
+        self.on_quarantined: Callable[[str, pa.RecordBatch], None] | None = None
+        """Called with tuples that broke a promise, as they come; None: `take_quarantined` gives them."""
+        self._policy = PurgePolicy(metadata, self.state, self._purger)
 
     def _new_metrics(self) -> MetadataMetrics:
         return MetadataMetrics(dict.fromkeys(self.spec.names, 0))
@@ -138,7 +137,7 @@ class MetadataJoin(MJoin):
     @property
     def purge_lag(self) -> int:
         """Closed join values whose tuples have not been purged yet."""
-        return self._unpurged
+        return self._policy.unpurged
 
     def keeps_order(self, name: str) -> bool:
         """Whether the order in which an input's tuples are offered is part of what it promises."""
@@ -160,14 +159,14 @@ class MetadataJoin(MJoin):
             # 1. Make room, by purging first, and refuse what breaks a promise, before anything is accepted.
             self._require_room_for_late(size)
             self._quarantine.require_room(size)
-            if self._unpurged and self._is_memory_full(size):
+            if self._policy.is_due_for_room(size):
                 yield from self._purge(None)
             self.state.make_room(size)
             kept, keys = self._kept_promises(i, piece)
             self._arriving.resize(size)
             # 2. Those that no later result can need are joined and dropped.
             chunk, nulls = self._accept(i, kept)
-            dropped, chunk = self._divided(i, chunk)
+            dropped, chunk = self._purger.divided(i, chunk)
             yield from self._writer.unmatched(i, nulls)
             if dropped is not None:
                 yield from self._join_and_drop(i, dropped)
@@ -182,12 +181,17 @@ class MetadataJoin(MJoin):
                 yield from self._advance_places(self.spec.window)
 
     def _kept_promises(self, i: int, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Keys]:
-        """The slice without the rows that break a promise; and the keys of those that have one."""
+        """The slice without the rows that break a promise; and the keys of those that have one and are in time.
+
+        A late row breaks none: it is late, whatever was promised since its time.
+        """
         rows = piece.select(range(1, piece.num_columns))
         codes = piece.column(0)
         valid = codes.is_valid().to_numpy(zero_copy_only=False)
         keys = self.collection.readers[i].of_rows(codes.fill_null(0).to_numpy(zero_copy_only=False), rows)
-        verdict = self._promises.judge(i, keys, valid, rows)
+        is_late = late_rows(self.spec.window, self.spec.names[i], rows, self.watermark)
+        valid &= ~is_late
+        verdict = self._promises.judge(i, keys, valid, rows, is_late)
         if verdict.kinds:
             if self.metadata.on_broken_promise == "error":
                 self._promises.refuse(i, keys, rows, verdict)
@@ -196,7 +200,7 @@ class MetadataJoin(MJoin):
                 counted = self.metrics.broken_promises
                 counted[kind] = counted.get(kind, 0) + int(mask.sum())
                 if self.metadata.on_broken_promise == "quarantine":
-                    self._quarantine.put(name, rows.filter(pa.array(mask)), REASONS[kind])
+                    self._quarantine.put(name, rows.filter(pa.array(mask)), REASONS[kind], self.on_quarantined)
             self.metrics.tuples_in[name] += int(verdict.broken.sum())
             keep = ~verdict.broken
             piece = piece.filter(pa.array(keep))
@@ -204,22 +208,6 @@ class MetadataJoin(MJoin):
         if not valid.all():
             keys = keys.take(np.flatnonzero(valid))
         return piece, keys
-
-    def _divided(self, i: int, chunk: Chunk) -> tuple[Chunk | None, Chunk]:
-        """A chunk of arrivals as what can be dropped once it has been joined, and what must be kept."""
-        if not len(chunk) or not self._purger.knows_something:
-            return None, chunk
-        drop = self._purger.droppable(i, self.collection.readers[i].of_chunk(chunk), is_arriving=True)
-        if self._unique[i] and drop.any():
-            # While tuples are held that only this one closes, it stays until they are purged together.
-            for j in range(len(self.spec.names)):
-                for other in (*self.state.memory[j], *self.state.direct[j]) if j != i else ():
-                    drop &= other.find(0, chunk.codes[0])[1] == 0
-        if not drop.any():
-            return None, chunk
-        if drop.all():
-            return chunk, self.state.part_of(chunk, ~drop)
-        return self.state.part_of(chunk, drop), self.state.part_of(chunk, ~drop)
 
     def _join_and_drop(self, i: int, dropped: Chunk) -> Iterator[pa.RecordBatch]:
         yield from self._probe(i, dropped)
@@ -232,10 +220,7 @@ class MetadataJoin(MJoin):
         """Note the join values that arrivals closed: by the order they came in, and by being unique."""
         codes, count = codes_and_count(closed)
         if self._unique[i] and len(chunk):
-            matched = np.zeros(len(chunk), np.bool_)
-            for j in range(len(self.spec.names)):
-                for other in self.state.memory[j] if j != i else ():
-                    matched |= other.find(0, chunk.codes[0])[1] > 0
+            matched = self._purger.has_match(i, chunk.codes[0])
             if matched.any():
                 count += int(matched.sum())
                 codes = None if codes is None else np.concatenate([codes, chunk.codes[0][matched]])
@@ -334,7 +319,7 @@ class MetadataJoin(MJoin):
         closed_codes: list[Int64Array] | None = []
         closed_count = 0
         self.metrics.punctuations_in += len(punctuations)
-        for bound in (part for each in punctuations for part in in_parts(each)):
+        for bound in (part for each in together(punctuations) for part in in_parts(each)):
             codes, count = codes_and_count(self.collection.ranges[i].add(bound))
             closed_count += count
             if codes is None or closed_codes is None:
@@ -380,68 +365,26 @@ class MetadataJoin(MJoin):
     # ---------------------------------------------------------------- purging
 
     def _purge_or_wait(self, codes: Int64Array | None, count: int) -> Iterator[pa.RecordBatch]:
-        self._unpurged += count
-        self._unpurged_on_disk += count
-        if self.metadata.purging_used == "immediate":
-            yield from self._purge(codes)
-        elif self._unpurged >= self._purged_together():
-            yield from self._purge(None)
-
-    def _purged_together(self) -> int:
-        if self.metadata.purge_count is not None:
-            return self.metadata.purge_count
-        return max(_FEWEST_PURGED, sum(map(len, (c for chunks in self.state.memory for c in chunks))) // 16)
-
-    def _is_memory_full(self, needed_bytes: int) -> bool:
-        return self.state.held_bytes + needed_bytes > self.metadata.purge_memory * self.state.limits.state
+        self._policy.note(count)
+        if self._policy.is_due():
+            yield from self._purge(codes if self._policy.is_immediate else None)
 
     def _purge(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
-        """Purge what closed values allow; with codes, only what has these and the partitions that they are in."""
-        self._unpurged = 0
-        if self._purger.knows_something:
-            yield from self._purger.purge_memory(codes)
-            if any(domain.is_open for domain in self.state.domains):
-                yield from self._purger.purge_unread()
-                if self.metadata.purging_used == "immediate":
-                    yield from self._purge_disk(codes)
+        """Purge what closed values allow, then pass on what has become true."""
+        yield from self._policy.purge(codes)
         self._pass_on()
-
-    def _purge_disk(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
-        self._unpurged_on_disk = 0 if codes is None else self._unpurged_on_disk
-        numbers = np.arange(self.spec.partitions)
-        if codes is not None:
-            numbers = np.unique(partitions_of(codes, self.spec.partitions))
-        for number in numbers.tolist():
-            yield from self._purger.purge_domain(number)
 
     def _pass_on(self) -> None:
         if self.metadata.propagate:
-            self.collection.pass_on(self._held)
+            self.collection.pass_on(partial(self._purger.held, self._horizon()))
         if not self.collection.is_over_limit():
             self._account_promises()
-
-    def _held(self, i: int, codes: Int64Array | None) -> Iterator[Held | Unread]:
-        """What an input holds that may still be in a result."""
-        horizon = self._horizon()
-        reader = self.collection.readers[i]
-        for chunk in (*self.state.memory[i], *self.state.direct[i]):
-            expired = None if horizon is None else self.state.droppable(i, chunk, horizon)
-            if codes is not None and chunk.find(0, codes)[2] == 0:
-                continue
-            if expired is None:
-                yield Held(reader.of_chunk(chunk), chunk.rows)
-            else:
-                rows = np.flatnonzero(~expired)
-                yield Held(reader.of_chunk(chunk).take(rows), chunk.rows.take(pa.array(rows)))
-        for domain in self.state.domains:
-            for piece in domain.pieces[i]:
-                yield Unread(piece.partition, piece.min_code, piece.max_code)
 
     # ---------------------------------------------------------------- time and end
 
     def _step(self, idle: bool) -> Iterator[pa.RecordBatch]:
         yield from super()._step(idle)
-        if idle and self.metadata.purge_when_idle and self._unpurged:
+        if idle and self._policy.is_due_when_idle():
             yield from self._purge(None)
 
     def _expire(self, horizon: int) -> Iterator[pa.RecordBatch]:
@@ -453,14 +396,14 @@ class MetadataJoin(MJoin):
         """Say that an input has ended: every join value of it is closed."""
         super().finish(name)
         self._purger.ended.add(self._number(name))
-        self._unpurged += 1
+        self._policy.unpurged += 1
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from super()._drain()
-        if self._unpurged:
+        if self._policy.unpurged:
             yield from self._purge(None)
-        if self._unpurged_on_disk >= self._purged_together():
-            yield from self._purge_disk(None)
+        if self._policy.is_due_on_disk():
+            yield from self._policy.purge_disk(None)
         self._pass_on()
 
     def take_quarantined(self) -> list[tuple[str, pa.RecordBatch]]:
@@ -483,8 +426,7 @@ class MetadataJoin(MJoin):
         promised = {
             "collection": values,
             "promises": self._promises.as_state(),
-            "unpurged": self._unpurged,
-            "unpurged_on_disk": self._unpurged_on_disk,
+            **self._policy.as_state(),
             "quarantined": quarantined,
             # A runtime does not store empty tables.
             "tables": [name for name, table in tables.items() if table.num_rows],
@@ -502,19 +444,7 @@ class MetadataJoin(MJoin):
         self.collection.restore(promised["collection"], tables)
         self._deferred.restore(tables)
         self._promises.restore(promised["promises"])
-        self._unpurged, self._unpurged_on_disk = promised["unpurged"], promised["unpurged_on_disk"]
+        self._policy.restore(promised)
         self._purger.ended = {self._number(name) for name in self.ended}
         self._quarantine.restore(promised["quarantined"], tables)
         self._account_promises()
-
-
-class _PurgingStages(DiskStages):
-    """Disk stages that purge a domain when it was just read and joined."""
-
-    purger: Purger
-
-    def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
-        """As `DiskStages.join_completely`, and then purge the domain."""
-        yield from super().join_completely(number)
-        if self.purger.knows_something:
-            yield from self.purger.purge_domain(number)

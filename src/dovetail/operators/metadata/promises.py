@@ -22,9 +22,9 @@ from dovetail.operators.metadata.keys import Keys
 from dovetail.operators.metadata.patterns import BoundRange, decoded, encoded
 from dovetail.operators.metadata.punctuation import BoundPunctuation
 from dovetail.operators.metadata.spec import Metadata, Order
-from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.operators.mjoin.spec import MJoinSpec, TimeWindow, TupleWindow
 
-__all__ = ["REASONS", "ArrivalPromises", "Verdict"]
+__all__ = ["REASONS", "ArrivalPromises", "Verdict", "late_rows"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -96,8 +96,9 @@ class ArrivalPromises:
 
     # ---------------------------------------------------------------- judging
 
-    def judge(self, i: int, keys: Keys, valid: BoolArray, rows: pa.RecordBatch) -> Verdict:
-        """Find the rows that break a promise; rows without a key break only punctuations on other columns."""
+    def judge(self, i: int, keys: Keys, valid: BoolArray, rows: pa.RecordBatch, is_late: BoolArray) -> Verdict:
+        """Find the rows that break a promise. Late ones break none; rows that are not valid, since they have no key,
+        break only punctuations on other columns."""
         kinds: dict[str, BoolArray] = {}
         broken: BoolArray = np.zeros(len(valid), np.bool_)
         checks: list[tuple[str, Callable[[], BoolArray]]] = []
@@ -111,7 +112,7 @@ class ArrivalPromises:
         if self._unique[i]:
             checks.append(("unique", lambda: self._repeated(i, keys, valid & ~broken)))
         for kind, find in checks:
-            found = find() & ~broken
+            found = find() & ~broken & ~is_late
             if kind != "punctuation":
                 found &= valid
             if found.any():
@@ -317,6 +318,18 @@ class ArrivalPromises:
             if values["last_codes"] is not None:
                 columns = tuple(decoded(text) for text in values["last_key"])
                 progress.last = Keys(np.array(decoded(values["last_codes"]), np.int64), columns)
+
+
+def late_rows(
+    window: TimeWindow | TupleWindow | None, name: str, rows: pa.RecordBatch, watermark: int | None
+) -> BoolArray:
+    """Which rows of an input are late by the watermark; one without a time is not, and joins with nothing."""
+    found: BoolArray = np.zeros(rows.num_rows, np.bool_)
+    if isinstance(window, TimeWindow) and watermark is not None and len(set(window.columns_of(name))) == 1:
+        column = rows.column(rows.schema.get_field_index(window.columns_of(name)[0]))
+        times = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32()).cast(pa.int64())
+        found |= pc.less(times, watermark).fill_null(False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _joined(last: Keys, keys: Keys) -> Keys:

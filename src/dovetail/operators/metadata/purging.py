@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.kernels.bucket_index import expand_piece, find_in_buckets, partitions_of
-from dovetail.operators.metadata.collection import PunctuationCollection
+from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
 from dovetail.operators.metadata.keys import Keys
 from dovetail.operators.metadata.metrics import MetadataMetrics
 from dovetail.operators.mjoin.chunk import Chunk, get_bits
@@ -154,6 +154,46 @@ class Purger:
             same = keys.equal(queries.astype(np.int64), theirs, places.astype(np.int64))
             found[queries[same]] = True
         return found
+
+    def has_match(self, i: int, codes: Int64Array) -> BoolArray:
+        """Which codes some other input than i has in memory."""
+        found: BoolArray = np.zeros(len(codes), np.bool_)
+        for j, chunks in enumerate(self._state.memory):
+            for chunk in chunks if j != i else ():
+                found |= chunk.find(0, codes)[1] > 0
+        return found
+
+    def divided(self, i: int, chunk: Chunk) -> tuple[Chunk | None, Chunk]:
+        """A chunk of arrivals as what can be dropped once it has been joined, and what must be kept."""
+        if not len(chunk) or not self.knows_something:
+            return None, chunk
+        drop = self.droppable(i, self._collection.readers[i].of_chunk(chunk), is_arriving=True)
+        if self._unique[i] and drop.any():
+            # While tuples are held that only this one closes, it stays until they are purged together.
+            for j in range(len(self._spec.names)):
+                if j != i:
+                    drop &= ~self._holds_code(j, chunk.codes[0])
+        if not drop.any():
+            return None, chunk
+        if drop.all():
+            return chunk, self._state.part_of(chunk, ~drop)
+        return self._state.part_of(chunk, drop), self._state.part_of(chunk, ~drop)
+
+    def held(self, horizon: int | None, i: int, codes: Int64Array | None) -> Iterator[Held | Unread]:
+        """What an input holds that may still be in a result; with codes, at least those tuples that have one."""
+        reader = self._collection.readers[i]
+        for chunk in (*self._state.memory[i], *self._state.direct[i]):
+            expired = None if horizon is None else self._state.droppable(i, chunk, horizon)
+            if codes is not None and chunk.find(0, codes)[2] == 0:
+                continue
+            if expired is None:
+                yield Held(reader.of_chunk(chunk), chunk.rows)
+            else:
+                rows = np.flatnonzero(~expired)
+                yield Held(reader.of_chunk(chunk).take(rows), chunk.rows.take(pa.array(rows)))
+        for domain in self._state.domains:
+            for piece in domain.pieces[i]:
+                yield Unread(piece.partition, piece.min_code, piece.max_code)
 
     # ---------------------------------------------------------------- memory
 

@@ -1,6 +1,6 @@
 """Rows that broke a promise and were put aside, until somebody fetches them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -29,10 +29,14 @@ class Quarantine:
                 hint="Call take_quarantined after each offer.",
             )
 
-    def put(self, name: str, rows: pa.RecordBatch, reason: str) -> None:
-        """Put rows of an input aside."""
-        reasons = pa.array([reason] * rows.num_rows, pa.string())
-        batch = rows.append_column(REASON_COLUMN, reasons)
+    def put(
+        self, name: str, rows: pa.RecordBatch, reason: str, give: Callable[[str, pa.RecordBatch], None] | None
+    ) -> None:
+        """Put rows of an input aside, or give them to somebody who waits for them."""
+        batch = rows.append_column(REASON_COLUMN, pa.repeat(pa.scalar(reason), rows.num_rows))
+        if give is not None:
+            give(name, batch)
+            return
         self._reservation.grow(int(batch.get_total_buffer_size()))
         self._held.append((name, batch))
 

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.errors import BudgetError, PlanError, PromiseError, SchemaError
 from dovetail.operators.metadata import REASON_COLUMN, Metadata, MetadataJoin, Order, Punctuation
-from dovetail.operators.mjoin import mjoin_spec
+from dovetail.operators.mjoin import TimeWindow, mjoin_spec
 from dovetail.testing.snapshots import through_storage
 
 UNIQUE = {"keys": ["a"]}
@@ -168,6 +168,25 @@ def test_a_million_values_in_any_order_are_one_range() -> None:
     assert join.metrics.punctuations_forgotten == 0
 
 
+@pytest.mark.parametrize(("keys", "count"), [("integer", 1_000_000), ("text", 100_000)])
+def test_a_million_values_that_cannot_be_merged_stay_within_their_room(keys: str, count: int) -> None:
+    schemas = {n: pa.schema({"k": pa.int64() if keys == "integer" else pa.string(), n: pa.int64()}) for n in "ab"}
+    spec = mjoin_spec(schemas, on="k", budget="16MB")
+    join = MetadataJoin(spec, Metadata(propagate=False))
+    # Every second number, so that no two are neighbours.
+    numbers = pa.array(2 * np.random.default_rng(3).permutation(count))
+    values = numbers if keys == "integer" else numbers.cast(pa.string())
+    held = pa.record_batch([values.slice(0, 1000), pa.array(range(1000))], schema=schemas["a"])
+    assert list(join.offer("a", spec.with_codes("a", held))) == []
+    assert list(join.punctuate("b", Punctuation.one_of("k", values))) == []
+    # All of them were used: every tuple was purged, whether its promise is still remembered or not.
+    assert join.state_rows() == {"a": 0, "b": 0}
+    assert join.sizes()["promises"] <= 1_000_000
+    assert join.peak_bytes <= spec.budget.total_bytes
+    assert join.punctuations_held + join.metrics.punctuations_forgotten == count
+    assert join.metrics.punctuations_forgotten > count * 0.8
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -241,3 +260,32 @@ def test_rows_that_end_their_value_close_it(script: Any) -> None:
     assert join.labels(join.join.punctuate_rows("b", ends)) == []
     assert join.held() == (1, 0)
     assert join.join.metrics.punctuations_in == 1
+
+
+def test_quarantined_rows_go_to_who_waits_for_them_and_take_no_room(script: Any) -> None:
+    join = script("ab", Metadata(on_broken_promise="quarantine"), budget="40kB")
+    given: list[tuple[str, int]] = []
+    join.join.on_quarantined = lambda name, rows: given.append((name, rows.num_rows))
+    join.promise("a", 1)
+    # More than may wait to be fetched.
+    assert join.offer("a", *[(1, "x" * 200)] * 100) == []
+    assert {name for name, _ in given} == {"a"}
+    assert sum(count for _, count in given) == 100
+    assert join.join.take_quarantined() == []
+
+
+@pytest.mark.parametrize("policy", ["error", "quarantine"])
+def test_row_that_is_late_is_late_whatever_was_promised_since(script: Any, policy: str) -> None:
+    window = TimeWindow(1000, {"a": "ta", "b": "tb"}, late="side")
+    join = script("ab", Metadata(keys=["a"], on_broken_promise=policy), time=True, window=window)
+    join.offer("a", (1, 100, "a1"), (2, 100, "a2"))
+    join.labels(join.join.punctuate_rows("b", pa.record_batch({"k": [1]}), np.array([150])))
+    join.labels(join.join.advance(200))
+    # Of the moment before the punctuation, and behind the watermark; and a unique key once more, as late.
+    assert join.offer("b", (1, 140, "late")) == []
+    assert join.offer("a", (2, 150, "late")) == []
+    assert [(name, rows.column("k").to_pylist()) for name, rows in join.join.take_late()] == [("b", [1]), ("a", [2])]
+    assert join.join.metrics.broken_promises == {}
+    if policy == "quarantine":
+        join.offer("b", (1, 210, "broken"))
+        assert [(name, key) for name, key, _ in quarantined(join)] == [("b", 1)]

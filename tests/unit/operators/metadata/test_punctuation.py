@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.errors import PlanError, SchemaError
 from dovetail.operators.metadata import Punctuation, Range
+from dovetail.operators.metadata.closing import together
 from dovetail.operators.metadata.punctuation import BoundPunctuation
 
 SCHEMA = pa.schema(
@@ -128,3 +129,13 @@ def test_ranges_that_cannot_be_are_refused() -> None:
         Range(1, 2, "open")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="predicate per column"):
         Punctuation(["k"])  # type: ignore[arg-type]
+
+
+def test_punctuations_given_together_say_what_they_say_one_by_one() -> None:
+    written: list[Any] = [{"i": 1}, {"i": [2, 1]}, {"s": "a"}, {"i": 3}, {"i": 4, "s": "b"}, {}, {"i": 5}, {"i": 6}]
+    bound = [bind(columns) for columns in written]
+    merged = list(together(bound))
+    assert [str(each) for each in merged] == [
+        "i in {1, 2}", "s = a", "i = 3", "i = 4 and s = b", "anything", "i in {5, 6}",
+    ]  # fmt: skip
+    assert list(together([])) == []
