@@ -93,7 +93,8 @@ EXPERIMENTS = (
         "Service rate by memory, TPC-H",
         "With orders as the stream and customers as R, SSBJ serves 3.4 times as much as MESHJOIN with 1 % of R in "
         "memory and 7.4 times with 10 %.",
-        "SSBJ / MESHJOIN is above 1.2 everywhere; at least 3 and 6 for the paper's factors.",
+        "SSBJ / MESHJOIN is above 1.2 everywhere, and the cache answers a tenth of the stream; at least 3 and 6 for "
+        "the paper's factors.",
         tpch,
         judge_tpch,
     ),
@@ -101,7 +102,8 @@ EXPERIMENTS = (
         "5e",
         "Service rate by memory, cloud reports",
         "On real-life data SSBJ outperforms MESHJOIN under all memory settings.",
-        "SSBJ / MESHJOIN is above 1.05 everywhere with stream and relation skewed alike; at least 3 for a factor like "
+        "SSBJ / MESHJOIN is above 1.05 everywhere with stream and relation skewed alike, by a cache that answers a "
+        "tenth of the stream; at least 3 for a factor like "
         "those of the other data.",
         reports,
         judge_reports,
