@@ -96,7 +96,8 @@ def judge_reports(measured: Measured) -> Verdict:
         shape=min(alike) > 1.05 and cached[0] >= 0.1,
         factor=min(alike) >= 3,
         numbers=f"SSBJ / MESHJOIN {spread_text(alike, '{:.2f}')} where relation and stream are skewed alike (the cache "
-        f"answers {cached[0]:.0%} of the stream), {spread_text(skewed, '{:.2f}')} where the stream alone is ({cached[1]:.0%})",
+        f"answers {cached[0]:.0%} of the stream), {spread_text(skewed, '{:.2f}')} where the stream alone is "
+        f"({cached[1]:.0%})",
         explanation="The reports are generated. If the same stations report in every month, a longitude that is "
         "frequent in the stream has as many more rows in the relation: both sides of the cache inequality grow alike, "
         "and no value is worth its place. The paper's gain needs a stream that is more skewed than its master data, "
