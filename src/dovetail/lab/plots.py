@@ -26,6 +26,8 @@ _PANELS_PER_ROW = 2
 _LEGEND_ROW_INCHES = 0.24
 _STEM = 0.8  # the part of the room between two groups of bars that the bars take
 _MOST_MARKS = 40
+_AXIS_POINTS, _CHARACTER_POINTS = 250, 5.6
+_LABEL_CHARACTERS = 50  # what fits below the x axis in one line
 
 
 def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
@@ -116,13 +118,15 @@ def _prepare(axes: "Axes", panel: Panel) -> None:
 
 def _set_ticks(axes: "Axes", panel: Panel) -> None:
     """Plain numbers with separators; on a logarithmic x axis of a few places, a tick at each of them."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
     plain = FuncFormatter(lambda value, _: _number(value))
     places = sorted({place for series in panel.series for place in series.x if not isinstance(place, str)})
     is_numeric = bool(places) and panel.mark != "bars"
     if is_numeric:
         axes.xaxis.set_major_formatter(plain)
+        if panel.x.scale == "linear":
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     if is_numeric and panel.x.scale == "log" and _are_apart(places):
         axes.xaxis.set_major_locator(FixedLocator(places))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -139,11 +143,21 @@ def _set_ticks(axes: "Axes", panel: Panel) -> None:
 
 
 def _are_apart(places: Sequence[float]) -> bool:
-    """Whether labels at these places of a logarithmic axis have room beside each other."""
+    """Whether labels at these places of a logarithmic axis have room beside each other.
+
+    Examples
+    --------
+    >>> _are_apart([1, 10, 100]), _are_apart([6_000, 15_000, 30_000, 600_000])
+    (True, False)
+    """
     if len(places) > 9 or places[0] <= 0:
         return False
-    span = math.log(places[-1] / places[0]) or 1.0
-    return all(math.log(b / a) / span > 0.085 for a, b in pairwise(places))
+    points_per_unit = _AXIS_POINTS / (math.log(places[-1] / places[0]) or 1.0)
+    return all(
+        math.log(right / left) * points_per_unit
+        > _CHARACTER_POINTS * (len(_number(left)) + len(_number(right))) / 2 + 5
+        for left, right in pairwise(places)
+    )
 
 
 def _draw_series(axes: "Axes", series: Series, number: int, mark: str) -> None:
@@ -181,12 +195,13 @@ def _draw_bars(axes: "Axes", every: Sequence[Series]) -> None:
             spread = [below, above]
         colour = _COLOURS[number % len(_COLOURS)]
         axes.bar(left, series.y, width * 0.92, label=series.name, color=colour, yerr=spread, ecolor=INK, capsize=2)
-    axes.set_xticks(range(len(places)), [_folded(place) for place in places])
-    if len(places) > 5:
-        axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+    width_characters = max(8, _LABEL_CHARACTERS // len(places))
+    axes.set_xticks(range(len(places)), [_folded(place, width_characters) for place in places], fontsize=8)
+    if len(places) > 6:
+        axes.tick_params(axis="x", labelrotation=30)
 
 
-def _folded(text: str, width: int = 16) -> str:
+def _folded(text: str, width: int) -> str:
     """A label in lines of about so many characters."""
     lines = [""]
     for word in text.split(" "):

@@ -75,9 +75,12 @@ class Stream:
 
     def next(self, rows: int = OFFERED_TUPLES) -> pa.RecordBatch:
         """The next tuples, with their join codes."""
-        codes = self.keys.sample(rows) * self._factor + self._offset
-        batch = make_stream_batch(codes, first_sequence=self._tuples)
-        self._tuples += rows
+        return self.of_keys(self.keys.sample(rows))
+
+    def of_keys(self, keys: NDArray[np.int64]) -> pa.RecordBatch:
+        """Tuples with these keys instead of drawn ones, as the stream's next."""
+        batch = make_stream_batch(keys * self._factor + self._offset, first_sequence=self._tuples)
+        self._tuples += batch.num_rows
         return batch.add_column(0, "__code", batch.column("k"))
 
 

@@ -21,7 +21,8 @@ __all__ = ["PageUse", "arrival_waits", "matching_time_at", "matching_times"]
 
 _WARM_SECONDS = 20.0
 _BATCHES_PER_WINDOW = 128
-_MEASURED_WINDOWS = 1.5
+# HYBRIDJOIN's hot blocks bring many tuples out at once, and come seldom: a span must have several of them.
+_MEASURED_WINDOWS = 9
 
 
 class PageUse(SimulatedDisk):

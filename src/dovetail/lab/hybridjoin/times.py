@@ -50,9 +50,10 @@ def judge_processing(measured: Measured) -> Verdict:
         f"kept busy, {spread_text(at_half, '{:.2f}')} times at half of the load",
         explanation="When both are kept busy their windows are full, and a tuple of HYBRIDJOIN waits for window / "
         "service rate on average. One of MESHJOIN stays as long, a whole cycle, but meets its match after half of it: "
-        "HYBRIDJOIN would have to serve twice as much to be ahead, more than the bound on its gain allows. With fewer "
-        "arrivals its queue gets short, and the time with it, while a cycle takes as long as ever: there the claim "
-        "holds.",
+        "HYBRIDJOIN would have to serve twice as much to be ahead, and the bound on its gain is below 2. With fewer "
+        "arrivals little changes: a block is read when its oldest tuple has come to the front, so that a tuple waits "
+        "for about half of a pass through the queue, and a pass with its seeks takes as long as a cycle while most "
+        "blocks are asked for.",
     )
 
 

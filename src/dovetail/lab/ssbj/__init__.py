@@ -84,7 +84,8 @@ EXPERIMENTS = (
         "5c",
         "Service rate by the skew of the stream",
         "From a slight skew on SSBJ serves more than MESHJOIN, the more the greater the skew: 8 times at exponent 1.",
-        "SSBJ / MESHJOIN grows with the exponent and is above 1.5 at 1; at least 6 there for the paper's factor.",
+        "SSBJ / MESHJOIN is above 1 at every exponent but 0, and highest, above 1.5, at 1; at least 6 there for the "
+        "paper's factor.",
         by_skew,
         judge_by_skew,
     ),
@@ -93,7 +94,8 @@ EXPERIMENTS = (
         "Service rate by memory, TPC-H",
         "With orders as the stream and customers as R, SSBJ serves 3.4 times as much as MESHJOIN with 1 % of R in "
         "memory and 7.4 times with 10 %.",
-        "SSBJ / MESHJOIN is above 1.2 everywhere; at least 3 and 6 for the paper's factors.",
+        "SSBJ / MESHJOIN is above 1.2 everywhere, and the cache answers a tenth of the stream; at least 3 and 6 for "
+        "the paper's factors.",
         tpch,
         judge_tpch,
     ),
@@ -101,7 +103,8 @@ EXPERIMENTS = (
         "5e",
         "Service rate by memory, cloud reports",
         "On real-life data SSBJ outperforms MESHJOIN under all memory settings.",
-        "SSBJ / MESHJOIN is above 1.05 everywhere with stream and relation skewed alike; at least 3 for a factor like "
+        "SSBJ / MESHJOIN is above 1.05 everywhere with stream and relation skewed alike, by a cache that answers a "
+        "tenth of the stream; at least 3 for a factor like "
         "those of the other data.",
         reports,
         judge_reports,
