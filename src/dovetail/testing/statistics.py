@@ -21,12 +21,12 @@ def chi_square(counts: ArrayLike, expected: ArrayLike) -> float:
 
 
 def chi_square_limit(degrees_of_freedom: int) -> float:
-    """The value that a chi-square variable exceeds once in a thousand (Wilson-Hilferty).
+    """The value that a chi-square variable exceeds about once in a thousand (Wilson-Hilferty).
 
     Examples
     --------
     >>> round(chi_square_limit(10), 1)
-    29.6
+    29.8
     """
     ninth = 2.0 / (9.0 * degrees_of_freedom)
     return degrees_of_freedom * (1.0 - ninth + 3.09 * math.sqrt(ninth)) ** 3

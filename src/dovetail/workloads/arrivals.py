@@ -45,7 +45,7 @@ def poisson_times(count: int, delay: float | Sequence[ArrivalPhase], *, seed: in
     Examples
     --------
     >>> times = poisson_times(10_000, 2.0, seed=1)
-    >>> bool((np.diff(times) >= 0).all()), abs(times[-1] / 10_000 - 2.0) < 0.1
+    >>> bool((np.diff(times) >= 0).all()), bool(abs(times[-1] / 10_000 - 2.0) < 0.1)
     (True, True)
     >>> slow_in_the_middle = [ArrivalPhase(0.4, 1.0), ArrivalPhase(0.2, 10.0), ArrivalPhase(0.4, 1.0)]
     >>> times = poisson_times(10_000, slow_in_the_middle, seed=1)
