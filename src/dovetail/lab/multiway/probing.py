@@ -105,7 +105,7 @@ def _judge_12(measured: Measured) -> Verdict:
         explanation="What a sequence can save is small beside the results, each of which is a comparison whatever the "
         "sequence (table 1), and a comparison costs a nanosecond here. Making the results is most of the work of every "
         "plan; the tree of XJoins also puts every pair into a hash table, which costs more than any wrong sequence. "
-        "The fixed sequences differ by less than the spread of their runs; learning it costs a tenth.",
+        "The sequences differ by about as much as repeated runs of one of them do.",
     )
 
 
