@@ -56,7 +56,7 @@ def _experiment(name: str, curves: dict[str, list[dict[str, Any]]]) -> Any:
             axes[row][column].set_ylabel(label)
             axes[row][column].set_ylim(bottom=0)
             axes[row][column].legend(fontsize=9)
-    figure.suptitle(f"Experiment {name}")
+    figure.suptitle(f"Experiment {name.replace(' ', ': ', 1)}")
     return figure
 
 
@@ -72,7 +72,7 @@ def _on_spark(figures: dict[str, Any]) -> Any:
         axis.set_xlabel("micro-batch")
         axis.set_ylabel("MB of state")
         axis.set_ylim(bottom=0)
-        axis.legend()
+        axis.legend(loc="center", fontsize=9)
     figure.suptitle("State on Spark")
     return figure
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 ROWS_PER_FILE, KEYS = 40, 150
 DONE, FAILED = 0, 3
+# A JVM that is killed soon should not spend its life on compiling well.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def changes(number: int) -> pa.Table:
@@ -44,21 +46,11 @@ def flow_on(spark: Any, root: Path) -> Any:
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    from pyspark.sql import SparkSession
-
     import dovetail as dt
+    from dovetail.testing.sessions import local_session
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.local.dir", str(root / "local"))
-        .getOrCreate()
-    )
+    settings = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": SHORT_LIVED}
+    spark = local_session(root, settings)
     sink = dt.sinks.parquet(root / "out")
     query = flow_on(spark, root).write(sink, checkpoint=root / "checkpoint", trigger="available-now", keep_commits=3)
     print("started", flush=True)

@@ -121,7 +121,9 @@ def test_join_killed_at_every_step_and_at_random_times_loses_and_repeats_nothing
             where = f"{POINTS[place % len(POINTS)]}:{1 + chance.randrange(2) * (place >= len(POINTS))}"
             code = scene.run(where)
         assert code in (-signal.SIGKILL, VICTIM.FAILED, VICTIM.DONE), f"{where}: {code}\n{scene.said()}"
-        ends["killed" if code == -signal.SIGKILL else "worker killed" if code == VICTIM.FAILED else "not reached"] += 1
+        end = "killed" if code == -signal.SIGKILL else "worker killed" if code == VICTIM.FAILED else "not reached"
+        print(f"{number + 1}. {where}: {end}", flush=True)
+        ends[end] += 1
         rows = Counter(scene.published())
         assert not rows or max(rows.values()) == 1, f"repeated after {where}: {rows.most_common(3)}"
     print(dict(ends))

@@ -82,6 +82,9 @@ def test_marked_rows_close_groups_once_across_restarts_and_leave_no_state(spark:
     assert dict(operator.state_rows) == {"news": 0, "access": 0}
     assert operator.details["dropped_on_arrival"] + operator.details["closed_rows"] == WORK.items * 6
     assert operator.details["punctuations_in"] == WORK.items
+    assert operator.details["punctuations_out"] > 0
+    # Closed numbers that are neighbours within a shard are one range; what no neighbour joins is one each.
+    assert 0 < operator.details["punctuations_held"] <= WORK.items
     assert operator.details["purge_lag"] == 0
     assert operator.details["saved_bytes"] > 0
 
@@ -137,6 +140,49 @@ def test_stream_of_punctuations_a_function_and_quarantine(spark: SparkSession, t
     }
     assert details(query).details["broken_promises.punctuation"] == 2
     assert details(query).state_rows["a"] == 3
+
+
+def test_stream_that_names_a_part_of_the_key_closes_it_in_every_shard(spark: SparkSession, tmp_path: Path) -> None:
+    feeds = {name: Feed(tmp_path / name) for name in ("a", "b", "ends")}
+    kinds = {
+        "a": "k string, j long, ta timestamp, va long",
+        "b": "k string, j long, tb timestamp, vb long",
+        "ends": "k string, tb timestamp",
+    }
+
+    def query() -> FlowQuery:
+        streams = {name: stream(spark, feed, kinds[name]) for name, feed in feeds.items()}
+        flow = multi_join(
+            {"a": streams["a"], "b": streams["b"]},
+            on=["k", "j"],
+            window="1 hour",
+            time={"a": "ta", "b": "tb"},
+            lateness="10 seconds",
+            keys=["a"],
+            punctuations={"b": streams["ends"]},
+            on_broken_promise="count",
+            shards=3,
+        )
+        return run(flow, tmp_path)
+
+    numbers = list(range(12))
+    feeds["a"].add(pa.table({"k": ["x", "y"] * 6, "j": numbers, "ta": moments(*[0] * 12), "va": numbers}))
+    feeds["b"].add(pa.table({"k": ["x"], "j": [0], "tb": moments(5), "vb": [0]}))
+    feeds["ends"].add(pa.table({"k": ["x", None], "tb": moments(30, 30)}))
+    first = query()
+    assert details(first).state_rows["a"] == 12
+    feeds["a"].add(pa.table({"k": ["z"], "j": [0], "ta": moments(100), "va": [99]}))
+    feeds["b"].add(pa.table({"k": ["x"], "j": [2], "tb": moments(100), "vb": [2]}))
+    query()
+    # The watermark is at 90 seconds now: all values with x are closed, in whichever shard they are.
+    feeds["b"].add(pa.table({"k": ["x", "y"], "j": [4, 5], "tb": moments(101, 101), "vb": [4, 5]}))
+    last = query()
+    joined = sorted((row["k"], row["j"], row["vb"]) for row in published_rows(tmp_path / "out"))
+    assert joined == [("x", 0, 0), ("x", 2, 2), ("y", 5, 5)]
+    assert details(last).details["broken_promises.punctuation"] == 1
+    # The row whose k is NULL closed nothing; each shard was told of x.
+    assert details(last).details["punctuations_in"] == 3
+    assert details(last).state_rows["a"] == 7
 
 
 def test_quarantined_rows_reach_a_side_output_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:
@@ -212,11 +258,14 @@ def test_group_count_emits_each_group_once_when_it_closes_across_restarts(spark:
             shards=2,
         )
         counted = flow.aggregate_closed({"accesses": "count", "first": ("min", "sno")})
+        join, groups = counted.explanation().as_dict()["steps"]
+        assert (join["algorithm"], join["keys"], groups["kind"]) == ("1-NP", ["news"], "aggregate_closed")
+        assert join["punctuations"] == ["access: over, which are not data"]
         query = run(counted, tmp_path)
         told = [(row["sno"], row["accesses"], row["first"]) for row in published_rows(tmp_path / "out")]
         assert len(told) == len({sno for sno, _, _ in told})
     expected = Counter(row["sno"] for row in access_feed.rows() if not row["over"])
-    # The sum over rows of a group that has none is NULL; every item is told, also one that nobody read.
+    # Every item is told, also one that nobody read; the least of no rows is NULL.
     assert sorted(told) == [(sno, expected[sno], sno if expected[sno] else None) for sno in range(WORK.items)]
     progress = query.progress
     assert progress is not None

@@ -21,6 +21,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dovetail.testing.faults import run_driver
+from dovetail.testing.sessions import local_session
 
 PROJECT = Path(__file__).parents[2]
 _PARTITIONS = 2
@@ -238,23 +239,9 @@ def kafka() -> Iterator[Kafka]:
 def spark(tmp_path_factory: pytest.TempPathFactory, connector_jars: list[str]) -> Iterator[SparkSession]:
     """The session of this suite, which has the connectors."""
     scratch = tmp_path_factory.mktemp("spark")
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("dovetail-services")
-        .config("spark.jars", ",".join(connector_jars))
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.local.dir", str(scratch / "local"))
-        .getOrCreate()
-    )
+    # It lives for a minute or two, too short for code that is compiled well.
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    session = local_session(scratch, {"spark.jars": ",".join(connector_jars), "spark.driver.extraJavaOptions": options})
     yield session
     session.stop()
 

@@ -113,9 +113,9 @@ def test_topic_is_loaded_exactly_once_however_often_the_driver_is_killed(
         assert code in (-signal.SIGKILL, VICTIM.FAILED, VICTIM.DONE), driver.said()
         ends[code] += 1
         rounds += 1
+        print(f"round {rounds}: {dict(ends)}", flush=True)
         repeated = postgres.execute("SELECT n, count(*) FROM orders GROUP BY n HAVING count(*) > 1")
         assert repeated == [], "a row was loaded twice"
-    print(dict(ends))
     send(1)
     assert driver.run() == VICTIM.DONE, driver.said()
     require_loaded(postgres, "orders", sent)

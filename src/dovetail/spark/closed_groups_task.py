@@ -60,6 +60,8 @@ class Aggregate:
         column = values[self.column]
         if self.kind == "count":
             return pc.and_(column.is_valid(), is_joined).cast(pa.int64())
+        # A row that closes its group has the join columns, and adds nothing.
+        column = pc.if_else(is_joined, column, pa.scalar(None, column.type))
         if pa.types.is_decimal(self.partial) and not pa.types.is_decimal(column.type):
             return column.cast(pa.int64()).cast(pa.decimal128(19, 0)).cast(self.partial)
         return column.cast(self.partial)

@@ -3,12 +3,14 @@
 A punctuation in the data takes effect after the data of its micro-batch, since a shuffle keeps no order within it. One
 from a second stream carries an event time and takes effect once the watermark has passed it. Both name the join columns
 and go to the shard of their value, as rows of their input do: the source of punctuations is part of the input's own
-rows, marked by a hidden column. What a callable gives is written into the micro-batch's intent and goes to all shards.
+rows, marked by a hidden column. Where a stream does not name the whole join key, its rows go to every shard. What a
+callable gives is written into the micro-batch's intent; values of the join key concern their own shard, all else every
+shard.
 """
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pyspark.sql import Column, DataFrame
@@ -29,8 +31,9 @@ __all__ = ["JoinMetadata", "PunctuationSource", "mark_column"]
 PunctuationSource: TypeAlias = str | Column | Marked | DataFrame | Callable[[BatchClock], Iterable[Punctuation]]
 """A condition on rows of the input; a stream of punctuations; or a function that gives some for every micro-batch."""
 
-ENDS, IS_DATA_TOO = 1, 2
-"""What a mark says: the row ends its join value; it does, and is a row of the input as well. NULL: it is only a row."""
+ENDS, IS_DATA_TOO, IS_PATTERN = 1, 2, 3
+"""What a mark says: the row ends its join value; it does, and is a row of the input as well; it is a punctuation on the
+columns that are not NULL, for every shard. No mark: it is only a row."""
 
 
 def mark_column(name: str) -> str:
@@ -50,6 +53,8 @@ class JoinMetadata:
         Inputs whose rows are marked; those in `timed` take effect when the watermark has passed their event time.
     timed
         Inputs that have a stream of punctuations.
+    patterns
+        Of those whose stream does not name the whole join key, the columns that it names.
     callables
         Functions that give punctuations, by input.
     notices
@@ -63,6 +68,7 @@ class JoinMetadata:
     metadata: Metadata
     marked: frozenset[str] = frozenset()
     timed: frozenset[str] = frozenset()
+    patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     callables: Mapping[str, Callable[[BatchClock], Iterable[Punctuation]]] = field(default_factory=dict)
     notices: str | None = None
     quarantine: QuarantineOutput | None = None
@@ -136,6 +142,7 @@ class JoinMetadata:
             metadata,
             frozenset(set(sources) - set(functions)),
             frozenset(streams),
+            {},
             functions,
             notices,
             None
@@ -148,23 +155,31 @@ class JoinMetadata:
 
     def marked_inputs(
         self, inputs: Mapping[str, DataFrame], punctuations: Mapping[str, PunctuationSource] | None, spec: MJoinSpec
-    ) -> dict[str, DataFrame]:
-        """The inputs with their hidden columns, and with the punctuations that come as streams among their rows."""
+    ) -> "tuple[JoinMetadata, dict[str, DataFrame]]":
+        """The inputs with their hidden columns, and with the punctuations that come as streams among their rows; and
+        what is known of these streams besides."""
         found = dict(inputs)
+        patterns: dict[str, tuple[str, ...]] = {}
         for name in self.marked:
             source = (punctuations or {})[name]
             df, mark = inputs[name], mark_column(name)
             if isinstance(source, DataFrame):
-                found[name] = self._with_stream(name, df, source, spec)
+                named = self._named(name, df, source, spec)
+                if not set(spec.attributes[0].columns[name]) <= set(named):
+                    patterns[name] = named
+                found[name] = self._with_stream(name, df, source, named, spec)
                 continue
             marked = source if isinstance(source, Marked) else Marked(source)
             condition = F.expr(marked.where) if isinstance(marked.where, str) else marked.where
             kind = IS_DATA_TOO if marked.is_data else ENDS
             found[name] = df.withColumn(mark, F.when(condition, F.lit(kind)).cast("byte"))
             require_deterministic(found[name], f"the condition that ends a value of {name!r}")
-        return found
+        named_too = {f"stream of {name}": list(columns) for name, columns in patterns.items()}
+        return replace(self, patterns=patterns, described={**self.described, **named_too}), found
 
-    def _with_stream(self, name: str, df: DataFrame, source: DataFrame, spec: MJoinSpec) -> DataFrame:
+    def _named(self, name: str, df: DataFrame, source: DataFrame, spec: MJoinSpec) -> tuple[str, ...]:
+        """The columns that a stream of punctuations speaks of: the join columns or, where it has not all of them, those
+        of the input that it has."""
         if not source.isStreaming:
             raise PlanError(f"punctuations= for {name!r} is not a streaming DataFrame.")
         if not isinstance(spec.window, TimeWindow):
@@ -172,22 +187,32 @@ class JoinMetadata:
                 f"punctuations= for {name!r}: a stream of punctuations takes effect by event time, and there is none.",
                 hint="Pass window= and time=.",
             )
-        needed = [*spec.attributes[0].columns[name], spec.window.columns_of(name)[0]]
-        missing = [column for column in needed if column not in source.columns]
-        if missing:
-            raise PlanError(
-                f"The stream of punctuations of {name!r} has no column {missing[0]!r}.",
-                hint=f"It needs {', '.join(needed)}.",
-            )
+        key, time = spec.attributes[0].columns[name], spec.window.columns_of(name)[0]
+        known = tuple(column for column in df.columns if column in source.columns and column != time)
+        named = tuple(key) if set(key) <= set(known) else known
+        for column, is_there in ((time, time in source.columns), (key[0], bool(named))):
+            if not is_there:
+                raise PlanError(
+                    f"The stream of punctuations of {name!r} has no column {column!r}.",
+                    hint=f"It needs {time}, and {', '.join(key)} or other columns of the input.",
+                )
+        return named
+
+    def _with_stream(
+        self, name: str, df: DataFrame, source: DataFrame, named: tuple[str, ...], spec: MJoinSpec
+    ) -> DataFrame:
+        assert isinstance(spec.window, TimeWindow)
+        taken = [*named, spec.window.columns_of(name)[0]]
         values = [
             F.col(quoted(f.name)).cast(f.dataType).alias(f.name)
-            if f.name in needed
+            if f.name in taken
             else F.lit(None).cast(f.dataType).alias(f.name)
             for f in df.schema
         ]
         mark = mark_column(name)
         rows = df.withColumn(mark, F.lit(None).cast("byte"))
-        return rows.union(source.select(*values, F.lit(ENDS).cast("byte").alias(mark)))
+        kind = ENDS if set(spec.attributes[0].columns[name]) <= set(named) else IS_PATTERN
+        return rows.union(source.select(*values, F.lit(kind).cast("byte").alias(mark)))
 
     def given(self, spec: MJoinSpec, clock: BatchClock) -> dict[str, list[dict[str, Any]]]:
         """What the functions give for a micro-batch, ready for its intent."""

@@ -5,13 +5,17 @@ its join columns' values; it comes with the micro-batch that gave the last of th
 other text is the reason why that row of an input was not joined.
 """
 
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from dovetail.kernels.spark_hash import shard_of_codes
@@ -20,12 +24,14 @@ from dovetail.operators.metadata.join import CLOSED_ROW
 from dovetail.operators.metadata.punctuation import BoundPunctuation, points_of
 from dovetail.operators.mjoin import MJoinSpec
 from dovetail.operators.mjoin.output import MultiOutput
-from dovetail.spark.join_metadata import ENDS, JoinMetadata, mark_column
+from dovetail.relation.format import SHARD_COLUMN
+from dovetail.spark.join_metadata import IS_DATA_TOO, IS_PATTERN, JoinMetadata, mark_column
 from dovetail.spark.late_rows import LateWriter
 from dovetail.spark.multi_join_step import MultiJoinStep
 from dovetail.spark.multi_join_task import MultiJoinTask
 from dovetail.spark.shard_job import ShardInput, ShardResult
-from dovetail.spark.steps import BatchClock, StepRecord
+from dovetail.spark.steps import BatchClock, StepExplanation, StepRecord
+from dovetail.spark.tagged_inputs import INPUT_COLUMN
 
 __all__ = ["MetadataJoinStep", "MetadataJoinTask"]
 
@@ -69,6 +75,36 @@ class MetadataJoinStep(MultiJoinStep):
         """What its state depends on."""
         return {**super().fingerprint(), "kind": "metadata_join", "metadata": dict(self._promised.described)}
 
+    def explanation(self) -> StepExplanation:
+        """As of any multi-way join, with what is promised and the paper's name for such a join."""
+        plain, metadata = super().explanation(), self._promised.metadata
+        promised = {
+            "algorithm": metadata.algorithm(self.spec),
+            "keys": sorted(metadata.keys) or None,
+            "clustered": sorted(metadata.clustered) or None,
+            "ordered": sorted(metadata.ordered) or None,
+            "punctuations": [f"{name}: {of}" for name, of in self._promised.described["punctuations"].items()] or None,
+            "purging": metadata.purging_used,
+            "broken": metadata.on_broken_promise,
+        }
+        return replace(plain, facts={**plain.facts, **promised})
+
+    def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
+        """As of any multi-way join; punctuations that do not name the whole join key go to every shard."""
+        rows = super().route(inputs)
+        if not self._promised.patterns:
+            return rows
+        goes_everywhere = F.lit(False)
+        for name in self._promised.patterns:
+            member = self._members[name]
+            mark = self.layout.names[self.layout.places[member.number][member.schema.names.index(mark_column(name))]]
+            is_pattern = (F.col(INPUT_COLUMN) == member.number) & (F.coalesce(F.col(mark), F.lit(0)) == IS_PATTERN)
+            goes_everywhere = goes_everywhere | is_pattern
+        everywhere = F.array(*(F.lit(shard) for shard in range(self.shards)))
+        own = F.array(F.col(SHARD_COLUMN))
+        others = [F.col(name) for name in rows.columns if name != SHARD_COLUMN]
+        return rows.select(F.explode(F.when(goes_everywhere, everywhere).otherwise(own)).alias(SHARD_COLUMN), *others)
+
     def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """As of any multi-way join, and the punctuations that functions give."""
         return {**super().decide(previous, clock), "punctuations": self._promised.given(self.spec, clock)}
@@ -91,6 +127,7 @@ class MetadataJoinStep(MultiJoinStep):
             metadata=self._promised.metadata,
             marked=self._promised.marked,
             timed=self._promised.timed,
+            patterns=dict(self._promised.patterns),
             has_notices=self._promised.notices is not None,
             has_quarantine=self._promised.quarantine is not None,
             shards=self.shards,
@@ -107,6 +144,8 @@ class MetadataJoinTask(MultiJoinTask):
         What is known of the inputs.
     marked, timed
         Inputs with marked rows, and those whose marks wait for the watermark.
+    patterns
+        For inputs whose stream of punctuations does not name the whole join key, the columns that it names.
     has_notices
         Whether the last column of the output is that of notices.
     has_quarantine
@@ -118,6 +157,7 @@ class MetadataJoinTask(MultiJoinTask):
     metadata: Metadata
     marked: frozenset[str]
     timed: frozenset[str]
+    patterns: Mapping[str, tuple[str, ...]]
     has_notices: bool
     has_quarantine: bool
     shards: int
@@ -132,6 +172,8 @@ class MetadataJoinTask(MultiJoinTask):
         live = self._continued(given)
         join = live.join
         assert isinstance(join, MetadataJoin)
+        if self.shards > 1:
+            join.expect_only(partial(_is_of_shard, self.shards, given.shard))
         late = LateWriter(Path(live.spill.name))
         join.on_late = late.add
         join.on_quarantined = late.add_quarantined if self.has_quarantine else None
@@ -167,12 +209,13 @@ class MetadataJoinTask(MultiJoinTask):
         marks = batch.column(mark_column(name)).fill_null(0).to_numpy(zero_copy_only=False)
         if not marks.any():
             return batch, None
-        return batch.filter(pa.array(marks != ENDS)), batch.filter(pa.array(marks > 0))
+        is_data = (marks == 0) | (marks == IS_DATA_TOO)
+        return batch.filter(pa.array(is_data)), batch.filter(pa.array(marks > 0))
 
     def _promise(self, join: MetadataJoin, ended: list[tuple[str, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         for name, rows in ended:
             times = self._times(name, rows) if name in self.timed else None
-            yield from join.punctuate_rows(name, rows, times)
+            yield from join.punctuate_rows(name, rows, times, self.patterns.get(name))
 
     def _promise_given(
         self, join: MetadataJoin, given: Mapping[str, list[Mapping[str, Any]]], shard: int
@@ -225,6 +268,11 @@ class MetadataJoinTask(MultiJoinTask):
             ]
             batch = pa.RecordBatch.from_arrays(columns, schema=_all_nullable(join.output_schema))
             yield from self._noticed(batch, pa.array(np.full(mine.num_rows, CLOSED_ROW), pa.string()))
+
+
+def _is_of_shard(shards: int, shard: int, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = shard_of_codes(codes, shards) == shard
+    return found
 
 
 def _all_nullable(schema: pa.Schema) -> pa.Schema:

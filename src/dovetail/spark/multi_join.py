@@ -141,7 +141,7 @@ def multi_join(
             how=how,
             window=_window(window, time, lateness, late, {n: df.schema for n, df in aligned.items()}),
         )
-        aligned = promised.marked_inputs(aligned, punctuations, plain)
+        promised, aligned = promised.marked_inputs(aligned, punctuations, plain)
     schemas = {n: df.schema for n, df in aligned.items()}
     for attribute in graph.attributes:
         for n, columns in attribute.columns.items():

@@ -65,5 +65,6 @@ class WaitingStep(EnrichStep):
         files = [file for state in record.states for file in state.files if file.table == EXPIRED_TABLE]
         if not files:
             return None
-        tables = [read_table(self.store.state_root, file) for file in files]
-        return self.finish(spark.createDataFrame(pa.concat_tables(tables), self.mapped_schema))
+        rows = pa.concat_tables([read_table(self.store.state_root, file) for file in files])
+        # Spark goes by names here, and by places in what tasks put out.
+        return self.finish(spark.createDataFrame(rows.rename_columns(self.mapped_schema.names), self.mapped_schema))

@@ -44,7 +44,8 @@ class Shards:
         self.task = MetadataJoinTask(
             spec=spec, numbers=(0, 1), codes=1, places=((0, 1), (0, 2, 1)), output_names=names, owner="test",
             alive_bytes=0, metadata=Metadata(keys=["news"], is_batchwise=True, **metadata),
-            marked=frozenset(["access"]), timed=frozenset(), has_notices=True, has_quarantine=False, shards=SHARDS,
+            marked=frozenset(["access"]), timed=frozenset(), patterns={}, has_notices=True, has_quarantine=False,
+            shards=SHARDS,
         )  # fmt: skip
         for shard in range(SHARDS):
             (root / "1-join" / f"{shard:05d}").mkdir(parents=True)
@@ -154,14 +155,29 @@ def test_punctuation_that_does_not_name_the_join_column_is_a_promise_in_every_sh
 
 def test_values_that_a_function_gave_are_held_by_their_own_shard_only(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
-    # Every second number, so that no two are neighbours and make one range.
-    numbers = list(range(0, 20, 2))
+    # So far apart that no two make one range.
+    numbers = list(range(0, 20_000_000, 2_000_000))
     given = [BoundPunctuation.of(Punctuation.one_of("sno", numbers), "access", SCHEMAS["access"]).as_dict()]
     found = shards.run([(n, "n") for n in numbers], [], {"access": given})
     assert sorted(row["sno"] for row in found) == numbers
     held = [report["counters"]["punctuations_held"] for report in shards.reports]
     assert sum(held) == len(numbers)
     assert 0 not in held
+
+
+def test_closed_values_with_none_of_the_shard_between_them_are_one_range(tmp_path: Path) -> None:
+    shards, told = Shards(tmp_path), []
+    numbers = list(range(100))
+    # In turns from both ends, so that what is between them is closed last; 50 stays open.
+    order = [n for pair in zip(numbers[:50], reversed(numbers[51:]), strict=False) for n in pair] + [49]
+    for start in range(0, len(order), 25):
+        part = order[start : start + 25]
+        found = shards.run([(n, "n") for n in part], [(n, ENDS, None) for n in part])
+        told += [row["sno"] for row in found if row["notice"] == "closed"]
+    assert sorted(told) == sorted(set(numbers) - {50})
+    # Below and above 50 in its own shard; everything in the other one.
+    assert sorted(report["counters"]["punctuations_held"] for report in shards.reports) == [1, 2]
+    assert [row["ipaddr"] for row in shards.run([(50, "n")], [(50, None, "x")]) if row["notice"] is None] == ["x"]
 
 
 def test_marked_rows_go_to_the_shard_of_their_value_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ Examples
 [False, True, True]
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 LEAST = -(2**63)
 MOST = 2**63 - 1
+_NARROW, _MOST_LOOKED_AT = 64, 1 << 20
 
 
 class IntervalSet:
@@ -162,6 +163,34 @@ class IntervalSet:
     def keep(self, mask: BoolArray) -> "IntervalSet":
         """Only some of the intervals."""
         return IntervalSet(self.lows[mask], self.highs[mask])
+
+    def bridged(self, comes: Callable[[Int64Array], BoolArray]) -> "IntervalSet":
+        """Together with the narrow gaps of which no value ever comes: whether these are in the set means nothing.
+
+        Parameters
+        ----------
+        comes
+            Tells which of some values can come at all.
+
+        Examples
+        --------
+        >>> IntervalSet.of([2, 4, 8]).bridged(lambda values: values == 6).pairs()
+        [(2, 4), (8, 8)]
+        """
+        if len(self) < 2:
+            return self
+        # As unsigned numbers: the distance of two of them may be beyond the signed ones.
+        gaps = self.lows[1:].view(np.uint64) - self.highs[:-1].view(np.uint64) - np.uint64(1)
+        narrow = np.flatnonzero(gaps <= max(_NARROW, _MOST_LOOKED_AT // len(gaps)))
+        if not narrow.size:
+            return self
+        sizes = gaps[narrow].astype(np.int64)
+        starts = np.cumsum(sizes) - sizes
+        values = np.arange(int(sizes.sum())) + np.repeat(self.highs[:-1][narrow] + 1 - starts, sizes)
+        is_empty = ~np.logical_or.reduceat(comes(values), starts)
+        ends: BoolArray = np.ones(len(gaps), np.bool_)
+        ends[narrow[is_empty]] = False
+        return IntervalSet(self.lows[np.concatenate([[True], ends])], self.highs[np.concatenate([ends, [True]])])
 
     def points(self, most: int) -> Int64Array | None:
         """All values, where there are at most so many; else None.

@@ -37,10 +37,10 @@ from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_p
 from dovetail.operators.metadata.collection import PunctuationCollection
 from dovetail.operators.metadata.deferred import DeferredRows
 from dovetail.operators.metadata.intervals import IntervalSet
-from dovetail.operators.metadata.keys import Keys
+from dovetail.operators.metadata.keys import Keys, is_whole
 from dovetail.operators.metadata.metrics import MetadataMetrics
 from dovetail.operators.metadata.promises import REASONS, ArrivalPromises, late_rows
-from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation
+from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation, patterns_of
 from dovetail.operators.metadata.purge_policy import PurgePolicy, PurgingStages
 from dovetail.operators.metadata.purging import Purger
 from dovetail.operators.metadata.quarantine import REASON_COLUMN, Quarantine
@@ -116,7 +116,7 @@ class MetadataJoin(MJoin):
         stages = PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         stages.purger = self._purger
         self._stages = stages
-        self._deferred = DeferredRows(self.collection.readers)
+        self._deferred = DeferredRows()
         self.on_quarantined: Callable[[str, pa.RecordBatch], None] | None = None
         """Called with tuples that broke a promise, as they come; None: `take_quarantined` gives them."""
         self._policy = PurgePolicy(metadata, self.state, self._purger)
@@ -145,8 +145,13 @@ class MetadataJoin(MJoin):
 
     def is_held_elsewhere(self, i: int, codes: Int64Array) -> bool:
         """Whether another input holds tuples in memory with one of these codes."""
-        others = (chunk for j, chunks in enumerate(self.state.memory) if j != i for chunk in chunks)
-        return any(chunk.find(0, codes)[2] > 0 for chunk in others)
+        return bool(self._purger.has_match(i, codes).any())
+
+    def expect_only(self, comes: Callable[[Int64Array], npt.NDArray[np.bool_]]) -> None:
+        """Say which codes can come at all, where streams are split over several joins: closed values between which no
+        other comes are then kept as one range."""
+        for each in self.collection.ranges:
+            each.comes = comes
 
     def reserve(self, component: str) -> Reservation:
         """An account within the join's budget for a component around it."""
@@ -255,29 +260,31 @@ class MetadataJoin(MJoin):
         return self._guarded(self._punctuate(i, bound))
 
     def punctuate_rows(
-        self, name: str, rows: pa.RecordBatch, times: Int64Array | None = None
+        self, name: str, rows: pa.RecordBatch, times: Int64Array | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Close the join value of each row: a punctuation by the join columns for each; NULLs close nothing.
+        """Take rows as punctuations: no later tuple has the same values in some columns.
 
         Parameters
         ----------
         name
             The input that promises.
         rows
-            The input's join columns, at least; rows with the same values are one punctuation.
+            At least these columns of it; rows with the same values are one punctuation.
         times
             For punctuations that come as a stream of their own, their event times: each takes effect when the
             watermark has passed it. None: they take effect now.
+        columns
+            Which columns, where NULL stands for any value. None: the join columns, and NULLs close nothing.
         """
         i = self._number(name)
-        columns = list(self.collection.readers[i].columns)
-        is_valid = np.ones(rows.num_rows, np.bool_)
-        for column in columns:
-            is_valid &= rows.column(column).is_valid().to_numpy(zero_copy_only=False)
-        values = rows.select(columns).filter(pa.array(is_valid))
+        key = list(self.collection.readers[i].columns)
+        values = rows.select(key if columns is None else list(columns))
+        if columns is None:
+            whole = is_whole(values)
+            values, times = values.filter(pa.array(whole)), None if times is None else times[whole]
         if times is None:
             return self._guarded(self._close_rows(i, values))
-        return self._guarded(self._defer_rows(i, values, times[is_valid]))
+        return self._guarded(self._defer_rows(i, values, times))
 
     def _defer_rows(self, i: int, values: pa.RecordBatch, times: Int64Array) -> Iterator[pa.RecordBatch]:
         self._deferred.add(i, values, times)
@@ -291,7 +298,10 @@ class MetadataJoin(MJoin):
                 yield from self._close_rows(i, values)
         self._account_promises()
 
-    def _close_rows(self, i: int, values: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _close_rows(self, i: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        is_key = rows.schema.names == list(self.collection.readers[i].columns)
+        whole = is_whole(rows) if is_key else np.zeros(rows.num_rows, np.bool_)
+        values = rows.filter(pa.array(whole))
         for start in range(0, values.num_rows, FEW_CODES):
             keys = self.collection.readers[i].of_values(values.slice(start, FEW_CODES))
             _, once = np.unique(keys.ids(), return_index=True)
@@ -299,6 +309,9 @@ class MetadataJoin(MJoin):
             self.metrics.punctuations_in += len(keys.codes)
             self.collection.ranges[i].add_keys(keys)
             yield from self._close_values(keys)
+        patterns = patterns_of(rows.filter(pa.array(~whole)))
+        if patterns:
+            yield from self._punctuate(i, patterns)
 
     def _close_values(self, closed: Keys | IntervalSet | None) -> Iterator[pa.RecordBatch]:
         if self.collection.is_over_limit():

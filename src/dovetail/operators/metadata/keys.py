@@ -10,7 +10,7 @@ import pyarrow as pa
 from dovetail.operators.mjoin.chunk import Chunk
 from dovetail.relation.keys import compute_codes, keys_equal
 
-__all__ = ["KeyPoints", "KeyReader", "Keys"]
+__all__ = ["KeyPoints", "KeyReader", "Keys", "is_whole"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -160,3 +160,11 @@ class KeyPoints:
         codes, numbers = (np.array(table[name].to_numpy(), np.int64) for name in ("__code", "__number"))
         columns = tuple(table[name].combine_chunks() for name in names)
         return cls(codes, columns, np.array(table["__done"].to_numpy(), np.bool_), numbers)
+
+
+def is_whole(rows: pa.RecordBatch) -> BoolArray:
+    """Which rows have no NULL."""
+    found: BoolArray = np.ones(rows.num_rows, np.bool_)
+    for column in rows.columns:
+        found &= column.is_valid().to_numpy(zero_copy_only=False)
+    return found

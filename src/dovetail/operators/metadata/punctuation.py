@@ -24,7 +24,7 @@ from dovetail.operators.metadata.patterns import (
     pattern_of,
 )
 
-__all__ = ["BoundPunctuation", "Marked", "Punctuation"]
+__all__ = ["BoundPunctuation", "Marked", "Punctuation", "patterns_of", "points_of"]
 
 BoolArray = npt.NDArray[np.bool_]
 _SETS = (list, tuple, set, frozenset, pa.Array, pa.ChunkedArray)
@@ -242,6 +242,31 @@ class BoundPunctuation:
     def from_dict(cls, described: Mapping[str, Any]) -> "BoundPunctuation":
         """What `as_dict` gave."""
         return cls({name: pattern_of(pattern) for name, pattern in described.items()})
+
+
+def patterns_of(rows: pa.RecordBatch) -> list[BoundPunctuation]:
+    """Rows as punctuations on those of their columns that are not NULL, each once; a row of NULLs only is none, and
+    one with a NaN, which matches nothing, neither.
+
+    Examples
+    --------
+    >>> rows = pa.record_batch({"a": [1, None, 1, None], "b": ["x", "y", "x", None]})
+    >>> [str(each) for each in patterns_of(rows)]
+    ['a = 1 and b = x', 'b = y']
+    >>> [str(each) for each in patterns_of(pa.record_batch({"f": [-0.0, float("nan")]}))]
+    ['f = 0.0']
+    """
+    found: dict[tuple[Any, ...], BoundPunctuation] = {}
+    for values in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        # One zero, as everywhere else.
+        named = [
+            (f, v + 0.0 if isinstance(v, float) else v)
+            for f, v in zip(rows.schema, values, strict=True)
+            if v is not None
+        ]
+        if named and values not in found and all(value == value for _, value in named):
+            found[values] = BoundPunctuation({f.name: BoundSet(pa.array([value], f.type)) for f, value in named})
+    return list(found.values())
 
 
 def points_of(bound: BoundPunctuation, columns: Iterable[str], most: int) -> pa.RecordBatch | None:

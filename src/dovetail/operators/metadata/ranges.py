@@ -8,7 +8,7 @@ Memory is bounded: past its limit a range forgets. That is safe, since a range t
 been passed on is forgotten first, then the narrowest intervals, the oldest keys and the oldest predicates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +49,8 @@ class PunctuatedRange:
         self.points = KeyPoints.empty(kinds if reader.is_hashed else [])
         self.predicates: list[Predicate] = []
         self.added = 0
+        self.comes: Callable[[Int64Array], BoolArray] | None = None
+        """Which codes can come at all; None: any."""
 
     # ---------------------------------------------------------------- adding
 
@@ -60,7 +62,7 @@ class PunctuatedRange:
             return IntervalSet.empty()
         if not self.reader.is_hashed:
             closed = self._interval_of(bound)
-            self.intervals = self.intervals.union(closed)
+            self._close(closed)
             self.added += 1
             return closed
         values = points_of(bound, self.reader.columns, _MOST_POINTS)
@@ -74,10 +76,15 @@ class PunctuatedRange:
     def add_keys(self, keys: Keys) -> None:
         """Close join values one by one."""
         if not self.reader.is_hashed:
-            self.intervals = self.intervals.union(IntervalSet.of(keys.codes))
+            self._close(IntervalSet.of(keys.codes))
         else:
             self.points = self.points.added(keys, self.added)
         self.added += len(keys.codes)
+
+    def _close(self, closed: IntervalSet) -> None:
+        self.intervals = self.intervals.union(closed)
+        if self.comes is not None:
+            self.intervals = self.intervals.bridged(self.comes)
 
     def _interval_of(self, bound: BoundPunctuation) -> IntervalSet:
         pattern = bound.columns.get(self.reader.columns[0])

@@ -1,6 +1,9 @@
 """Sets of integers as intervals, against sets of integers."""
 
+from itertools import pairwise
+
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,3 +53,21 @@ def test_a_million_neighbours_are_one_interval() -> None:
         closed = closed.union(IntervalSet.of(part))
     assert closed.pairs() == [(0, 999_999)]
     assert closed.points(1000) is None
+
+
+@given(st.sets(st.integers(-40, 40)), st.sets(st.integers(-40, 40)))
+def test_bridged_set_has_the_same_of_the_values_that_come(closed: set[int], coming: set[int]) -> None:
+    def comes(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return np.isin(values, sorted(coming))
+
+    bridged = IntervalSet.of(sorted(closed)).bridged(comes)
+    values = np.array(sorted(coming), np.int64)
+    assert set(values[bridged.contains(values)].tolist()) == closed & coming
+    # No two intervals are left between which nothing comes.
+    for (_, high), (low, _) in pairwise(bridged.pairs()):
+        assert any(high < value < low for value in coming)
+
+
+def test_gap_as_wide_as_all_numbers_is_left_alone() -> None:
+    ends = IntervalSet.of([-(2**63), 2**63 - 1])
+    assert ends.bridged(lambda values: np.zeros(len(values), np.bool_)) == ends

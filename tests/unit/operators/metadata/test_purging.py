@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.metadata import Metadata, Punctuation
-from dovetail.operators.mjoin import TimeWindow
+from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation
+from dovetail.operators.mjoin import TimeWindow, mjoin_spec
 from dovetail.testing.snapshots import through_storage
 
 AT_ONCE = Metadata(goal="memory")
@@ -118,6 +118,44 @@ def test_punctuation_of_its_own_stream_takes_effect_when_the_watermark_has_passe
     again.labels(again.join.advance(300))
     assert again.held() == (0, 1)
     assert again.passed_on() == ["k = 2"]
+
+
+def test_rows_of_some_columns_are_punctuations_in_which_null_is_any_value(script: Any) -> None:
+    window = TimeWindow(1000, {"a": "ta", "b": "tb"})
+    metadata = Metadata(goal="memory", on_broken_promise="quarantine")
+
+    def new() -> Any:
+        return script("ab", metadata, time=True, window=window)
+
+    join = new()
+    join.offer("a", (1, 100, "a1"), (2, 100, "a2"))
+    rows = pa.record_batch({"k": pa.array([1, None, None], pa.int64()), "b": ["gone", "never", None]})
+    # The row of NULLs says nothing; the others wait for the watermark, also across a restart.
+    assert join.labels(join.join.punctuate_rows("b", rows, np.array([150, 250, 150]), ["k", "b"])) == []
+    again = new()
+    again.join.restore(through_storage(join.join.snapshot()))
+    assert again.offer("b", (1, 140, "gone"), (2, 140, "never")) == [("a1", "gone"), ("a2", "never")]
+    again.labels(again.join.advance(200))
+    assert again.offer("b", (1, 210, "gone"), (2, 210, "gone"), (2, 210, "never")) == [("a2", "gone"), ("a2", "never")]
+    again.labels(again.join.advance(300))
+    assert again.offer("b", (1, 310, "x"), (2, 310, "never")) == [("a1", "x")]
+    assert again.join.metrics.broken_promises == {"punctuation": 2}
+    assert again.join.metrics.punctuations_in == 2
+    # None of them closes a join value.
+    assert again.held()[0] == 2
+
+
+def test_rows_of_a_part_of_the_key_close_all_values_that_have_it() -> None:
+    schemas = {n: pa.schema({"k": pa.string(), "j": pa.int64(), n: pa.string()}) for n in "ab"}
+    spec = mjoin_spec(schemas, on=["k", "j"], budget="1MB")
+    join = MetadataJoin(spec, Metadata(goal="memory"))
+    rows = [("x", 1), ("x", 2), ("y", 1)]
+    batch = pa.RecordBatch.from_pylist([{"k": k, "j": j, "a": "a"} for k, j in rows], schema=schemas["a"])
+    assert list(join.offer("a", spec.with_codes("a", batch))) == []
+    assert list(join.punctuate_rows("b", pa.record_batch({"k": ["x"]}), columns=["k"])) == []
+    assert join.state_rows() == {"a": 1, "b": 0}
+    assert list(join.punctuate_rows("b", pa.record_batch({"k": ["y"], "j": [1]}))) == []
+    assert join.state_rows() == {"a": 0, "b": 0}
 
 
 @pytest.mark.parametrize("flushing", ["coordinated", "random"])
