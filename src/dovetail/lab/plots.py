@@ -3,7 +3,6 @@
 import io
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import PlanError
