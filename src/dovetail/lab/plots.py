@@ -152,10 +152,10 @@ def _are_apart(places: Sequence[float]) -> bool:
     if len(places) > 9 or places[0] <= 0:
         return False
     points_per_unit = _AXIS_POINTS / (math.log(places[-1] / places[0]) or 1.0)
+    half_widths = [_CHARACTER_POINTS * len(_number(place)) / 2 for place in places]
     return all(
-        math.log(right / left) * points_per_unit
-        > _CHARACTER_POINTS * (len(_number(left)) + len(_number(right))) / 2 + 5
-        for left, right in pairwise(places)
+        math.log(places[i + 1] / places[i]) * points_per_unit > half_widths[i] + half_widths[i + 1] + 5
+        for i in range(len(places) - 1)
     )
 
 
