@@ -30,7 +30,7 @@ _OVERFLOW_BYTES = 25
 
 
 def _scale(context: Context) -> Scale:
-    return Scale(items=context.pick(600, 2000))
+    return Scale(items=context.pick(400, 1500))
 
 
 def _compile() -> None:
@@ -84,7 +84,7 @@ def _at(series: Series, share: float) -> float:
 
 
 def _scheduling(context: Context) -> Measured:
-    scale = _scale(context)
+    scale = Scale(items=context.pick(200, 700))
     _compile()
     schedules = {
         PRIORITY: Schedule("priority", "value", quota=500, slice_rows=100),

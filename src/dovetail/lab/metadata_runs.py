@@ -13,6 +13,7 @@ from dovetail.operators.mjoin import MJoin, XJoin, mjoin_spec
 from dovetail.workloads.news import ACCESS_SCHEMA, NEWS_SCHEMA, NewsWorkload
 
 __all__ = [
+    "BULK",
     "SCHEMAS",
     "Arrival",
     "Curve",

@@ -61,13 +61,14 @@ class JoinPlan:
 
 @dataclass
 class Curve:
-    """What a plan had given and taken at moments of its run; the last is after the clean-up."""
+    """What a plan had given and taken at moments of its run; with a clean-up, the last is after it."""
 
     name: str
     moments_s: list[float] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    points_while_arriving: int = 0
 
     def note(self, moment_s: float, results: int, cpu_s: float) -> None:
         """Add a point."""
@@ -109,6 +110,7 @@ def run_plan(inputs: Inputs, plan: JoinPlan, points: int = 40, *, seed: int = 0,
                 results += batch.num_rows
             cpu_s += time.process_time() - started
         curve.note(inputs.seconds, results, cpu_s)
+        curve.points_while_arriving = len(curve.results)
         if drains:
             for name in inputs.tables:
                 join.finish(name)
