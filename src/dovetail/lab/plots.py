@@ -23,6 +23,7 @@ _LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 _PANEL_INCHES = (4.7, 3.5)
 _PANELS_PER_ROW = 2
 _LEGEND_ROW_INCHES = 0.24
+_LABEL_LINE = 0.065  # a line of a tick's label, as a part of the axes' height
 _STEM = 0.8  # the part of the room between two groups of bars that the bars take
 _MOST_MARKS = 40
 _AXIS_POINTS, _CHARACTER_POINTS = 250, 5.6
@@ -79,8 +80,9 @@ def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
 def _draw_panel(axes: "Axes", panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=9.5, loc="left")
     _prepare(axes, panel)
+    label_lines = 1
     if panel.mark == "bars":
-        _draw_bars(axes, panel.series)
+        label_lines = _draw_bars(axes, panel.series)
     else:
         for number, series in enumerate(panel.series):
             _draw_series(axes, series, number, panel.mark)
@@ -94,7 +96,7 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
     if len(panel.series) > 1:
         axes.legend(
             loc="upper center",
-            bbox_to_anchor=(0.5, -0.2),
+            bbox_to_anchor=(0.5, -0.2 - _LABEL_LINE * (label_lines - 1)),
             ncols=2,
             frameon=False,
             fontsize=8.5,
@@ -182,7 +184,8 @@ def _draw_series(axes: "Axes", series: Series, number: int, mark: str) -> None:
             axes.fill_between(places, series.low, series.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _draw_bars(axes: "Axes", every: Sequence[Series]) -> None:
+def _draw_bars(axes: "Axes", every: Sequence[Series]) -> int:
+    """Draw groups of bars; gives the lines that the longest label below them takes."""
     places = list(dict.fromkeys(str(place) for series in every for place in series.x))
     width = _STEM / len(every)
     for number, series in enumerate(every):
@@ -195,9 +198,11 @@ def _draw_bars(axes: "Axes", every: Sequence[Series]) -> None:
         colour = _COLOURS[number % len(_COLOURS)]
         axes.bar(left, series.y, width * 0.92, label=series.name, color=colour, yerr=spread, ecolor=INK, capsize=2)
     width_characters = max(8, _LABEL_CHARACTERS // len(places))
-    axes.set_xticks(range(len(places)), [_folded(place, width_characters) for place in places], fontsize=8)
+    labels = [_folded(place, width_characters) for place in places]
+    axes.set_xticks(range(len(places)), labels, fontsize=8)
     if len(places) > 6:
         axes.tick_params(axis="x", labelrotation=30)
+    return max(label.count("\n") + 1 for label in labels)
 
 
 def _folded(text: str, width: int) -> str:
