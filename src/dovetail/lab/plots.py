@@ -23,7 +23,6 @@ _LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 _PANEL_INCHES = (4.7, 3.5)
 _PANELS_PER_ROW = 2
 _LEGEND_ROW_INCHES = 0.24
-_BAR_LABEL_INCHES = 0.6
 _LABEL_LINE = 0.065  # a line of a tick's label, as a part of the axes' height
 _STEM = 0.8  # the part of the room between two groups of bars that the bars take
 _MOST_MARKS = 40
@@ -65,8 +64,6 @@ def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
     rows = math.ceil(len(panels) / columns)
     legend_rows = max(math.ceil(len(panel.series) / 2) for panel in panels)
     width, height = _PANEL_INCHES
-    if any(panel.mark == "bars" for panel in panels):
-        height += _BAR_LABEL_INCHES
     with mpl.rc_context(settings):
         figure = Figure(
             figsize=(columns * width, rows * (height + legend_rows * _LEGEND_ROW_INCHES)),
@@ -76,7 +73,9 @@ def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
         for number, panel in enumerate(panels):
             _draw_panel(figure.add_subplot(rows, columns, number + 1), panel)
         output = io.BytesIO()
-        figure.savefig(output, format=format, dpi=110, metadata={"Date": None} if format == "svg" else None)
+        # Tight: a legend below labels of several lines may reach beyond what the layout has reckoned with.
+        metadata = {"Date": None} if format == "svg" else None
+        figure.savefig(output, format=format, dpi=110, bbox_inches="tight", pad_inches=0.08, metadata=metadata)
     return output.getvalue()
 
 
