@@ -21,10 +21,10 @@ COUNTS = {"s1": 10_000, "s2": 15_000, "s3": 10_000}
 DELAYS_MS = {"s1": 20.0, "s2": 20.0, "s3": 5.0}
 _SLICE_MS = 1000.0
 RIGHT, WRONG, BY_SIZE, ADAPTIVE, DEEP = (
-    "MJoin, most selective first",
-    "MJoin, least selective first",
-    "MJoin, smallest stream first",
-    "MJoin, by live counts",
+    "most selective first",
+    "least selective first",
+    "smallest stream first",
+    "by live counts",
     "tree of XJoins",
 )
 _SEQUENCES = {
@@ -85,12 +85,14 @@ def _parameters(context: Context, curves: dict[str, list[Curve]]) -> dict[str, i
 def _figure_12(context: Context) -> Measured:
     curves = _curves(context)
     series = tuple(cpu_series(name, found) for name, found in curves.items())
-    panel = Panel("time to results", Axis("Results given out", "tuples"), Axis("CPU time", "s"), series)
+    panel = Panel(
+        "an MJoin by probing sequence, and XJoins", Axis("Results given out", "tuples"), Axis("CPU time", "s"), series
+    )
     return Measured((panel,), _parameters(context, curves))
 
 
 def _judge_12(measured: Measured) -> Verdict:
-    panel = measured.panel("time to results")
+    panel = measured.panels[0]
     seconds = {series.name: series.y[-1] for series in panel.series}
     slower = seconds[WRONG] / seconds[RIGHT] - 1
     is_last = seconds[WRONG] > seconds[DEEP] > seconds[RIGHT]
@@ -102,7 +104,8 @@ def _judge_12(measured: Measured) -> Verdict:
         f"{seconds[BY_SIZE]:.2f} s, tree of XJoins {seconds[DEEP]:.2f} s",
         explanation="What a sequence can save is small beside the results, each of which is a comparison whatever the "
         "sequence (table 1), and a comparison costs a nanosecond here. Making the results is most of the work of every "
-        "plan; the tree of XJoins also puts every pair into a hash table, which costs more than any wrong sequence.",
+        "plan; the tree of XJoins also puts every pair into a hash table, which costs more than any wrong sequence. "
+        "The fixed sequences differ by less than the spread of their runs; learning it costs a tenth.",
     )
 
 
