@@ -3,7 +3,6 @@
 import io
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import PlanError
@@ -24,6 +23,7 @@ _LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 _PANEL_INCHES = (4.7, 3.5)
 _PANELS_PER_ROW = 2
 _LEGEND_ROW_INCHES = 0.24
+_LABEL_LINE = 0.065  # a line of a tick's label, as a part of the axes' height
 _STEM = 0.8  # the part of the room between two groups of bars that the bars take
 _MOST_MARKS = 40
 _AXIS_POINTS, _CHARACTER_POINTS = 250, 5.6
@@ -73,15 +73,18 @@ def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
         for number, panel in enumerate(panels):
             _draw_panel(figure.add_subplot(rows, columns, number + 1), panel)
         output = io.BytesIO()
-        figure.savefig(output, format=format, dpi=110, metadata={"Date": None} if format == "svg" else None)
+        # Tight: a legend below labels of several lines may reach beyond what the layout has reckoned with.
+        metadata = {"Date": None} if format == "svg" else None
+        figure.savefig(output, format=format, dpi=110, bbox_inches="tight", pad_inches=0.08, metadata=metadata)
     return output.getvalue()
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=9.5, loc="left")
     _prepare(axes, panel)
+    label_lines = 1
     if panel.mark == "bars":
-        _draw_bars(axes, panel.series)
+        label_lines = _draw_bars(axes, panel.series)
     else:
         for number, series in enumerate(panel.series):
             _draw_series(axes, series, number, panel.mark)
@@ -95,7 +98,7 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
     if len(panel.series) > 1:
         axes.legend(
             loc="upper center",
-            bbox_to_anchor=(0.5, -0.2),
+            bbox_to_anchor=(0.5, -0.2 - _LABEL_LINE * (label_lines - 1)),
             ncols=2,
             frameon=False,
             fontsize=8.5,
@@ -153,10 +156,10 @@ def _are_apart(places: Sequence[float]) -> bool:
     if len(places) > 9 or places[0] <= 0:
         return False
     points_per_unit = _AXIS_POINTS / (math.log(places[-1] / places[0]) or 1.0)
+    half_widths = [_CHARACTER_POINTS * len(_number(place)) / 2 for place in places]
     return all(
-        math.log(right / left) * points_per_unit
-        > _CHARACTER_POINTS * (len(_number(left)) + len(_number(right))) / 2 + 5
-        for left, right in pairwise(places)
+        math.log(places[i + 1] / places[i]) * points_per_unit > half_widths[i] + half_widths[i + 1] + 5
+        for i in range(len(places) - 1)
     )
 
 
@@ -183,7 +186,8 @@ def _draw_series(axes: "Axes", series: Series, number: int, mark: str) -> None:
             axes.fill_between(places, series.low, series.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _draw_bars(axes: "Axes", every: Sequence[Series]) -> None:
+def _draw_bars(axes: "Axes", every: Sequence[Series]) -> int:
+    """Draw groups of bars; gives the lines that the longest label below them takes."""
     places = list(dict.fromkeys(str(place) for series in every for place in series.x))
     width = _STEM / len(every)
     for number, series in enumerate(every):
@@ -196,9 +200,11 @@ def _draw_bars(axes: "Axes", every: Sequence[Series]) -> None:
         colour = _COLOURS[number % len(_COLOURS)]
         axes.bar(left, series.y, width * 0.92, label=series.name, color=colour, yerr=spread, ecolor=INK, capsize=2)
     width_characters = max(8, _LABEL_CHARACTERS // len(places))
-    axes.set_xticks(range(len(places)), [_folded(place, width_characters) for place in places], fontsize=8)
+    labels = [_folded(place, width_characters) for place in places]
+    axes.set_xticks(range(len(places)), labels, fontsize=8)
     if len(places) > 6:
         axes.tick_params(axis="x", labelrotation=30)
+    return max(label.count("\n") + 1 for label in labels)
 
 
 def _folded(text: str, width: int) -> str:
