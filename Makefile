@@ -80,6 +80,10 @@ format: setup  ## format the code and mend what ruff can mend
 bench-kernels: setup  ## hash table and sorted lookup against a bare random read and numpy
 	@$(RUN) python benchmarks/kernels.py $(ARGS)
 
+.PHONY: bench-workloads
+bench-workloads: setup  ## tuples per second and core of every generator
+	@$(RUN) python benchmarks/workloads.py $(ARGS)
+
 .PHONY: bench-relation
 bench-relation: setup  ## build, scan, lookup and upsert against Spark, a plain read loop and numpy
 	@$(RUN) python benchmarks/relation.py $(ARGS)
@@ -103,6 +107,18 @@ bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of 
 .PHONY: bench-warehouse
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
 	@$(RUN) python benchmarks/warehouse.py $(ARGS)
+
+.PHONY: lab
+lab: setup  ## the papers' experiments at full size, results into docs/lab/results (about an hour)
+	@$(RUN) dovetail lab run --all --resume --results docs/lab/results $(ARGS)
+
+.PHONY: lab-quick
+lab-quick: setup  ## the papers' experiments at their small size, results into lab-results
+	@$(RUN) dovetail lab run --all --quick --results lab-results $(ARGS)
+
+.PHONY: lab-report
+lab-report: setup  ## docs/lab/index.html and index.md from docs/lab/results, and the README's table of verdicts
+	@$(RUN) dovetail lab report --results docs/lab/results --output docs/lab --readme README.md $(ARGS)
 
 .PHONY: soak-enrich
 soak-enrich: setup  ## memory of enrich's workers and of their shared cache through 100 micro-batches

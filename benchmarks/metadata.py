@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from metadata_bench.experiments import SCHEMAS, Arrival, Curve, Scale, against_xjoin, fastest, purging, scheduling
 from metadata_bench.plots import draw
 
+from dovetail.lab.metadata_runs import SCHEMAS, Arrival, Curve, Scale, against_xjoin, fastest, purging, scheduling
 from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Schedule
 from dovetail.operators.mjoin import MJoin, SymmetricHashJoin, mjoin_spec
 from dovetail.workloads.news import NewsWorkload

@@ -1,6 +1,8 @@
 """Section ``auto``: the strategy that chooses by itself against each of the others."""
 
-from operator_bench.harness import Data, DiskName, DiskUnderTest, Report, baseline_rate, rates_of
+from dovetail.lab.measure import baseline_rate, rates_of
+from dovetail.lab.subjects import DiskName, DiskUnderTest
+from operator_bench.harness import Data, Report
 
 _EXPONENTS = (0.0, 0.5, 1.0)
 _BUDGETS = (1.0, 5.0, 10.0)
@@ -15,9 +17,11 @@ def auto_against_the_best(data: Data, report: Report) -> None:
         for percent in data.sizes.of_budgets(_BUDGETS):
             for exponent in data.sizes.of_exponents(_EXPONENTS):
                 runs = [(kind, data.stream(exponent, "shuffled")) for kind in ("auto", *_OTHERS)]
-                measured = rates_of(data, disk_name, percent, runs)
+                budget, seconds = data.budget(percent), data.sizes.max_seconds
+                measured = rates_of(data, disk_name, budget, runs, seconds)
                 rates = {kind: rate.tuples_per_s for (kind, _), rate in zip(runs, measured, strict=True)}
-                inl = baseline_rate(data, DiskUnderTest(disk_name), percent, exponent, data.sizes.max_seconds)
+                stream = data.stream(exponent, "shuffled")
+                inl = baseline_rate(data, DiskUnderTest(disk_name), budget, stream, seconds)
                 rates["index_nested_loop"] = inl.tuples_per_s
                 best = max((kind for kind in rates if kind != "auto"), key=lambda kind: rates[kind])
                 ratio = rates["auto"] / rates[best]

@@ -8,22 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from dovetail.errors import PlanError
+from dovetail.lab.measure import Measurement, Rate, consume, make_operator, measure_by_turns, rates_of
+from dovetail.lab.subjects import OFFERED_TUPLES, DiskUnderTest
 from dovetail.memory import Budget
 from dovetail.model import optimal_cache_share, tune
 from dovetail.operators import OPERATORS, join_spec
-from operator_bench.harness import (
-    OFFERED_TUPLES,
-    Data,
-    DiskUnderTest,
-    Measurement,
-    Rate,
-    Report,
-    Sizes,
-    consume,
-    make_operator,
-    measure_by_turns,
-    rates_of,
-)
+from operator_bench.harness import Data, Report, Sizes
 
 _BUDGETS = (1.0, 5.0, 10.0)
 # What the SSBJ paper reports over MESHJOIN; more than its own memory model allows, see docs/design/cache.md.
@@ -35,7 +25,7 @@ _SETTLING_SHARE = 40.0  # how much longer than it is measured the operator may t
 def balanced_against_mesh(data: Data, report: Report) -> None:
     """SSBJ over MESHJOIN on the papers' disk, its memory for a rate, and what it really holds."""
     report.heading("balanced / mesh, simulated disk, exponent 1, shuffled (bar: 90 % of what the memory model allows)")
-    profile = data.profile(data.stream(1.0, "shuffled").zipf)
+    profile = data.profile(data.stream(1.0, "shuffled"))
     assert profile.hit_curve is not None
     # A cached row takes the room of its entry beside its bytes, as a waiting tuple does; the ratio is what counts.
     for percent in data.sizes.of_budgets(_BUDGETS):
@@ -73,9 +63,9 @@ def _settled_rates(data: Data, percent: float) -> list[Rate]:
     measurements = []
     for kind in ("mesh", "balanced"):
         stream, disk = data.stream(1.0, "shuffled"), DiskUnderTest("simulated")
-        operator = make_operator(data, kind, disk, percent, stream, is_paced=False)
+        operator = make_operator(data, kind, disk, data.budget(percent), stream, is_paced=False)
         measurements.append(Measurement(operator, stream, disk))
-    return measure_by_turns(measurements, data.sizes, warm_share=_SETTLING_SHARE)
+    return measure_by_turns(measurements, data.sizes.max_seconds, warm_share=_SETTLING_SHARE)
 
 
 def _memory_for_a_rate(data: Data, report: Report) -> None:
@@ -86,7 +76,7 @@ def _memory_for_a_rate(data: Data, report: Report) -> None:
         try:
             plan = tune(
                 "balanced",
-                profile=data.profile(stream.zipf),
+                profile=data.profile(stream),
                 factors=data.factors_for(disk),
                 objective="memory",
                 rate=rate,
@@ -97,7 +87,7 @@ def _memory_for_a_rate(data: Data, report: Report) -> None:
         budget = Budget(int(1.1 * plan.total_bytes))
         spec = join_spec(data.relation, data.stream_schema, budget=budget, block_rows=plan.block_rows, io=disk.io)
         balanced = Measurement(OPERATORS["balanced"](spec), stream, disk)
-        (measured,) = measure_by_turns([balanced], data.sizes, warm_share=_SETTLING_SHARE)
+        (measured,) = measure_by_turns([balanced], data.sizes.max_seconds, warm_share=_SETTLING_SHARE)
         report.add(
             "balanced",
             f"{rate:,} tuples/s with 1.1 x {plan.total_bytes:,} bytes",
@@ -165,7 +155,8 @@ def unmatched_against_matched(data: Data, report: Report) -> None:
     for kind in ("balanced", "auto"):
         for percent in data.sizes.of_budgets(_BUDGETS[1:]):
             runs = [(kind, data.stream(1.0, "shuffled", is_matched=is_matched)) for is_matched in (True, False)]
-            matched, unmatched = rates_of(data, "simulated", percent, runs, _SETTLING_SHARE)
+            budget, seconds = data.budget(percent), data.sizes.max_seconds
+            matched, unmatched = rates_of(data, "simulated", budget, runs, seconds, _SETTLING_SHARE)
             ratio = unmatched.tuples_per_s / matched.tuples_per_s
             report.add(
                 "nomatch",

@@ -8,9 +8,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from dovetail.lab.subjects import DiskUnderTest
 from dovetail.operators import MeshJoin, join_spec
 from dovetail.operators.window import StreamWindow
-from operator_bench.harness import Data, DiskUnderTest, Report
+from operator_bench.harness import Data, Report
 
 _REPETITIONS = 5
 

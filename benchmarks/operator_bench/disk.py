@@ -1,16 +1,8 @@
 """Sections ``inl`` and ``hybrid``: strategies without a cache, disk-bound, on the papers' disk and on this one."""
 
-from operator_bench.harness import (
-    Data,
-    DiskName,
-    DiskUnderTest,
-    KeyOrder,
-    Rate,
-    Report,
-    Stream,
-    baseline_rate,
-    rates_of,
-)
+from dovetail.lab.measure import Rate, baseline_rate, rates_of
+from dovetail.lab.subjects import DiskName, DiskUnderTest, KeyOrder, Stream
+from operator_bench.harness import Data, Report
 
 DISKS: tuple[DiskName, ...] = ("simulated", "direct")
 
@@ -20,8 +12,9 @@ def against_index_nested_loops(data: Data, report: Report) -> None:
     for disk_name in DISKS:
         report.heading(f"mesh / index nested loops, {disk_name} disk, exponent 0.5, shuffled (bar: at least 10)")
         for percent in data.sizes.budgets:
-            (mesh,) = rates_of(data, disk_name, percent, [("mesh", data.stream(0.5, "shuffled"))])
-            inl = baseline_rate(data, DiskUnderTest(disk_name), percent, 0.5, data.sizes.max_seconds)
+            budget, seconds = data.budget(percent), data.sizes.max_seconds
+            (mesh,) = rates_of(data, disk_name, budget, [("mesh", data.stream(0.5, "shuffled"))], seconds)
+            inl = baseline_rate(data, DiskUnderTest(disk_name), budget, data.stream(0.5, "shuffled"), seconds)
             ratio = mesh.tuples_per_s / inl.tuples_per_s
             report.add(
                 "inl",
@@ -47,7 +40,7 @@ def hybrid_against_mesh(data: Data, report: Report) -> None:
                 used = orders if exponent else orders[:1]
                 runs = [("mesh", data.stream(exponent, "shuffled"))]
                 runs += [("hybrid", data.stream(exponent, order)) for order in used]
-                mesh, *hybrids = rates_of(data, disk_name, percent, runs)
+                mesh, *hybrids = rates_of(data, disk_name, data.budget(percent), runs, data.sizes.max_seconds)
                 for order, hybrid in zip(used, hybrids, strict=True):
                     _compare(data, report, disk_name, percent, exponent, order, hybrid, mesh)
 
@@ -83,6 +76,5 @@ def _compare(
 
 def model_ratio(data: Data, disk_name: DiskName, percent: float, stream: Stream) -> float:
     """What the two models, each tuned for itself, say of the same budget."""
-    disk = DiskUnderTest(disk_name)
-    hybrid = data.plan("hybrid", disk, percent, stream.zipf)
-    return hybrid.service_rate / data.plan("mesh", disk, percent, stream.zipf).service_rate
+    disk, budget = DiskUnderTest(disk_name), data.budget(percent)
+    return data.plan("hybrid", disk, budget, stream).service_rate / data.plan("mesh", disk, budget, stream).service_rate

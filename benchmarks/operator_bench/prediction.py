@@ -1,16 +1,9 @@
 """Section ``model``: predicted against measured cost of an iteration, over the papers' validation grids."""
 
+from dovetail.lab.measure import Measurement, baseline_rate, make_operator, measure_by_turns
+from dovetail.lab.subjects import ROW_BYTES, DiskUnderTest
 from dovetail.model import BalancedModel, HybridModel, IndexNestedLoopModel, LoopCost, MeshModel
-from operator_bench.harness import (
-    ROW_BYTES,
-    Data,
-    DiskUnderTest,
-    Measurement,
-    Report,
-    baseline_rate,
-    make_operator,
-    measure_by_turns,
-)
+from operator_bench.harness import Data, Report
 
 # MESHJOIN, figure 6 a: 5 % of R, b varies; here as a share of that memory.
 _MESH_BLOCK_SHARES = (0.003, 0.006, 0.015, 0.03, 0.06, 0.15)
@@ -34,9 +27,9 @@ def predicted_against_measured(data: Data, report: Report) -> None:
 
 def _point(data: Data, report: Report, kind: str, percent: float, exponent: float, block_rows: int | None) -> None:
     disk, stream = DiskUnderTest("simulated"), data.stream(exponent, "shuffled")
-    profile, factors = data.profile(stream.zipf), data.factors_for(disk)
-    operator = make_operator(data, kind, disk, percent, stream, block_rows)
-    (measured,) = measure_by_turns([Measurement(operator, stream, disk)], data.sizes)
+    profile, factors = data.profile(stream), data.factors_for(disk)
+    operator = make_operator(data, kind, disk, data.budget(percent), stream, block_rows)
+    (measured,) = measure_by_turns([Measurement(operator, stream, disk)], data.sizes.max_seconds)
     predicted: LoopCost
     if kind == "hybrid":
         predicted = HybridModel(profile, factors).loop(measured.block_rows, measured.window_tuples)
@@ -52,8 +45,9 @@ def _point(data: Data, report: Report, kind: str, percent: float, exponent: floa
 
 def _baseline_point(data: Data, report: Report, percent: float) -> None:
     disk, exponent = DiskUnderTest("simulated"), 0.5
-    measured = baseline_rate(data, disk, percent, exponent, data.sizes.max_seconds)
-    profile = data.profile(data.stream(exponent, "shuffled").zipf)
+    stream = data.stream(exponent, "shuffled")
+    measured = baseline_rate(data, disk, data.budget(percent), stream, data.sizes.max_seconds)
+    profile = data.profile(stream)
     page_bytes = measured.block_rows * profile.relation_row_bytes
     pool_pages = data.budget(percent).total_bytes / page_bytes
     predicted = IndexNestedLoopModel(profile, data.factors_for(disk)).loop(measured.block_rows, pool_pages)

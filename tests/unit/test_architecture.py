@@ -13,6 +13,7 @@ PROJECT = Path(__file__).parents[2]
 SPARK_FREE = [
     "errors",
     "kernels",
+    "lab",
     "memory",
     "metrics",
     "model",
@@ -21,6 +22,7 @@ SPARK_FREE = [
     "state",
     "testing",
     "warehouse",
+    "workloads",
 ]
 EXISTING = [name for name in SPARK_FREE if importlib.util.find_spec(f"dovetail.{name}") is not None]
 

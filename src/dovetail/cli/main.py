@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import dovetail
-from dovetail.cli import pipelines, relation
+from dovetail.cli import lab, pipelines, relation
 from dovetail.cli.failures import ExitCode, Failure, failure_of
 from dovetail.cli.options import Json
 from dovetail.cli.output import output_for
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 pipelines.register(app)
 app.add_typer(relation.app, name="relation")
+app.add_typer(lab.app, name="lab")
 
 
 @app.callback(invoke_without_command=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import dovetail.kernels  # noqa: F401 -- chooses where compiled code is kept; must come first
 from dovetail.errors import PlanError
+from dovetail.workloads._mixing import GOLDEN, splitmix
 from dovetail.workloads.zipf import Zipf
 
 __all__ = ["make_relation_table", "make_stream_batch", "relation_batches"]
@@ -27,8 +28,10 @@ _BYTES_BESIDE_PAYLOAD = 20
 _ROWS_PER_BATCH = 1 << 16
 
 
-def make_relation_table(rows: int, row_bytes: int = 120, seed: int = 0, *, rows_per_key: int = 1) -> pa.Table:
-    """Make the relation R: keys 1, 2, ... in order, each with a surrogate key and a payload.
+def make_relation_table(
+    rows: int, row_bytes: int = 120, seed: int = 0, *, rows_per_key: int = 1, keys: Zipf | None = None
+) -> pa.Table:
+    """Make the relation R: keys 1, 2, ... in order, or drawn with skew, each with a surrogate key and a payload.
 
     Parameters
     ----------
@@ -41,6 +44,9 @@ def make_relation_table(rows: int, row_bytes: int = 120, seed: int = 0, *, rows_
         the same seed agree on their common rows.
     rows_per_key
         Rows that share a key.
+    keys
+        A distribution to draw each row's key from, with repetition: the papers' relations with skew z_R. Some keys
+        then have many rows and some none.
 
     Returns
     -------
@@ -55,13 +61,16 @@ def make_relation_table(rows: int, row_bytes: int = 120, seed: int = 0, *, rows_
     (['k', 'sk', 'pay'], 1000, 100)
     >>> make_relation_table(4, rows_per_key=2)["k"].to_pylist()
     [1, 1, 2, 2]
+    >>> skewed = make_relation_table(1000, keys=Zipf(1000, exponent=1.0, seed=3))["k"].to_pylist()
+    >>> skewed.count(1) > 50 and len(set(skewed)) < 1000
+    True
     """
-    batches = relation_batches(rows, row_bytes, seed, rows_per_key=rows_per_key)
+    batches = relation_batches(rows, row_bytes, seed, rows_per_key=rows_per_key, keys=keys)
     return pa.Table.from_batches(list(batches), schema=RELATION_SCHEMA)
 
 
 def relation_batches(
-    rows: int, row_bytes: int = 120, seed: int = 0, *, rows_per_key: int = 1
+    rows: int, row_bytes: int = 120, seed: int = 0, *, rows_per_key: int = 1, keys: Zipf | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Make the rows of `make_relation_table` one record batch at a time, for relations larger than memory.
 
@@ -76,10 +85,14 @@ def relation_batches(
         raise PlanError(f"row_bytes={row_bytes}: keys and offset alone take {_BYTES_BESIDE_PAYLOAD} bytes.")
     if rows_per_key < 1:
         raise PlanError(f"rows_per_key={rows_per_key}: a key has at least one row.")
-    return _generate_batches(rows, row_bytes - _BYTES_BESIDE_PAYLOAD, seed, rows_per_key)
+    if keys is not None and rows_per_key != 1:
+        raise PlanError("Drawn keys have as many rows as the draw gives them.", hint="Leave rows_per_key out.")
+    return _generate_batches(rows, row_bytes - _BYTES_BESIDE_PAYLOAD, seed, rows_per_key, keys)
 
 
-def _generate_batches(rows: int, payload_bytes: int, seed: int, rows_per_key: int) -> Iterator[pa.RecordBatch]:
+def _generate_batches(
+    rows: int, payload_bytes: int, seed: int, rows_per_key: int, keys: Zipf | None
+) -> Iterator[pa.RecordBatch]:
     for start in range(0, rows, _ROWS_PER_BATCH):
         count = min(_ROWS_PER_BATCH, rows - start)
         row_numbers = np.arange(start, start + count, dtype=np.int64)
@@ -88,7 +101,8 @@ def _generate_batches(rows: int, payload_bytes: int, seed: int, rows_per_key: in
             surrogates, letters = _mix_rows(row_numbers, payload_bytes, seed)
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(payload_bytes)
         payload = pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(letters))
-        columns = [pa.array(row_numbers // rows_per_key + 1), pa.array(surrogates), payload]
+        codes = row_numbers // rows_per_key + 1 if keys is None else keys.sample(count)
+        columns = [pa.array(codes), pa.array(surrogates), payload]
         yield pa.record_batch(columns, schema=RELATION_SCHEMA)
 
 
@@ -148,28 +162,19 @@ def make_stream_batch(
 
 
 @numba.njit(cache=True)
-def _splitmix(value: np.uint64) -> np.uint64:
-    """Mix 64 bits (splitmix64's output function)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-@numba.njit(cache=True)
 def _mix_rows(
     row_numbers: NDArray[np.int64], payload_bytes: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Surrogate key and payload letters (a to p) of each row, from its number and the seed."""
     surrogates = np.empty(row_numbers.size, dtype=np.int64)
     letters = np.empty(row_numbers.size * payload_bytes, dtype=np.uint8)
-    golden = np.uint64(0x9E3779B97F4A7C15)
     written = 0
     for i in range(row_numbers.size):
-        state = _splitmix(np.uint64(row_numbers[i]) + _splitmix(np.uint64(seed) + golden))
+        state = splitmix(np.uint64(row_numbers[i]) + splitmix(np.uint64(seed) + GOLDEN))
         surrogates[i] = np.int64(state >> np.uint64(2))
         for j in range(payload_bytes):
             if j % 16 == 0:
-                state = _splitmix(state + golden)
+                state = splitmix(state + GOLDEN)
             letters[written] = np.uint8(97 + ((state >> np.uint64(4 * (j % 16))) & np.uint64(15)))
             written += 1
     return surrogates, letters

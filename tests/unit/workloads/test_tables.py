@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import PlanError
+from dovetail.testing.statistics import follows
 from dovetail.workloads import Zipf, make_relation_table, make_stream_batch, relation_batches
 
 
@@ -72,3 +73,21 @@ def test_unmatched_share_negates_keys():
 def test_impossible_arguments_are_refused(call, reason):
     with pytest.raises(PlanError, match=reason):
         call()
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+def test_drawn_relation_keys_follow_their_distribution(exponent):
+    rows, domain = 200_000, 50
+    table = make_relation_table(rows, 20, keys=Zipf(domain, exponent, seed=4))
+    counts = np.bincount(table["k"].to_numpy(), minlength=domain + 1)[1:]
+    assert follows(counts, rows * Zipf(domain, exponent).probabilities(np.arange(1, domain + 1)))
+
+
+def test_smaller_relation_of_drawn_keys_is_a_prefix():
+    whole, part = (make_relation_table(rows, keys=Zipf(100, 1.0, seed=4)) for rows in (70_000, 66_000))
+    assert part.equals(whole.slice(0, 66_000))
+
+
+def test_drawn_keys_exclude_a_number_of_rows_per_key():
+    with pytest.raises(PlanError, match="rows_per_key"):
+        make_relation_table(10, rows_per_key=2, keys=Zipf(5, 1.0))

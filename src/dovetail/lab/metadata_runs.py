@@ -12,6 +12,21 @@ from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Sch
 from dovetail.operators.mjoin import MJoin, XJoin, mjoin_spec
 from dovetail.workloads.news import ACCESS_SCHEMA, NEWS_SCHEMA, NewsWorkload
 
+__all__ = [
+    "BULK",
+    "SCHEMAS",
+    "Arrival",
+    "Curve",
+    "Scale",
+    "against_xjoin",
+    "fastest",
+    "joined",
+    "metadata_join",
+    "purging",
+    "scheduling",
+    "without_metadata",
+]
+
 SCHEMAS = {"news": NEWS_SCHEMA, "access": ACCESS_SCHEMA}
 Arrival = Literal["ordered", "random"]
 BULK = 500
@@ -147,6 +162,11 @@ def metadata_join(purge_count: int | None, budget: str | int = "512MB", director
     return MetadataJoin(spec, metadata)
 
 
+def without_metadata(budget: str | int, directory: str) -> XJoin:
+    """A join of the same streams that knows nothing of them."""
+    return XJoin(mjoin_spec(SCHEMAS, on="sno", budget=budget, flushing="random", spill_directory=directory))
+
+
 def against_xjoin(
     scale: Scale,
     order: Arrival,
@@ -163,8 +183,7 @@ def against_xjoin(
 
     def theirs() -> Curve:
         with tempfile.TemporaryDirectory() as directory:
-            spec = mjoin_spec(SCHEMAS, on="sno", budget=budget, flushing="random", spill_directory=directory)
-            return joined(XJoin(spec), scale, order, "XJoin", batch_items, False)
+            return joined(without_metadata(budget, directory), scale, order, "XJoin", batch_items, False)
 
     return [fastest(ours, scale.runs), fastest(theirs, scale.runs)]
 
