@@ -15,7 +15,7 @@ from dovetail.lab.ssbj.common import BOTH, MESH, PAPER_DAY, SMALLER, SSBJ, point
 
 def _memory_curves(context: Context, rows: int) -> dict[str, tuple[list[float], list[float]]]:
     """Per strategy (bytes, rates): how much it serves in so much memory."""
-    points = points_of(context, rows, context.pick((1.0, 5.0, 20.0), (1.0, 5.0, 20.0)))
+    points = points_of(context, rows, context.pick((1.0, 10.0), (1.0, 5.0, 20.0)))
     taken = service_rates(context, points, BOTH, "simulated", unpaced)
     return {
         kind: (
@@ -53,7 +53,7 @@ def judge_memory_by_rate(measured: Measured) -> Verdict:
 
 def memory_by_rows(context: Context) -> Measured:
     sizes = context.pick((200_000, 400_000), (250_000, 500_000, 1_000_000))
-    context.begin(len(sizes) * 3)
+    context.begin(len(sizes) * context.pick(2, 3))
     curves = {rows: _memory_curves(context, rows) for rows in sizes}
     # The highest rate that every one of them serves within what was measured.
     rate = round(min(rates[-1] for curve in curves.values() for _, rates in curve.values()), -2)
