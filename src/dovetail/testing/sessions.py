@@ -4,8 +4,10 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -20,7 +22,7 @@ _SETTINGS = {
 
 def local_session(
     scratch: Path | None = None, settings: Mapping[str, str] | None = None, master: str = "local[2]"
-) -> SparkSession:
+) -> "SparkSession":
     """Start Spark, or take the session that this process has.
 
     Parameters
@@ -32,6 +34,9 @@ def local_session(
     master : str
         Two cores of this process unless said otherwise.
     """
+    # Here, since the other modules of the harness are for those who have no Spark, too.
+    from pyspark.sql import SparkSession
+
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # The workers import Dovetail, so they must be this interpreter and no other that the PATH has.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
