@@ -67,6 +67,7 @@ def dovetail(tmp_path: Path, postgres: Any, connector_jars: list[str]) -> Any:
     (tmp_path / "logging.properties").write_text(LOGGING.format(log=tmp_path / "spark.log"))
     settings = {
         "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
         "spark.eventLog.dir": f"file:{tmp_path / 'events'}",
         "spark.log.level": "INFO",
         "spark.driver.memory": "512m",
