@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from dovetail.cli.failures import Interrupted
+from dovetail.cli.interrupts import noticing_interrupts
 from dovetail.cli.options import Debug, Json
 from dovetail.cli.output import TextOutput
 from dovetail.cli.reporting import reporting
@@ -90,7 +91,7 @@ def run(
             repeats=repeats,
         )
         finished: list[str] = []
-        with _showing(output.messages) as show:
+        with _showing(output.messages) as show, noticing_interrupts() as was_interrupted:
 
             def report(step: "Step") -> None:
                 if step.result is not None:
@@ -99,7 +100,9 @@ def run(
 
             try:
                 outcome = run_experiments(request, report)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Exception) as error:
+                if not isinstance(error, KeyboardInterrupt) and not was_interrupted():
+                    raise
                 raise Interrupted(
                     f"Interrupted: {len(finished)} finished in this run, kept in {results}. The same command with "
                     "--resume goes on."

@@ -5,8 +5,6 @@ remove old versions of it, never start Spark.
 """
 
 import os
-import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dovetail.cli.failures import Interrupted
+from dovetail.cli.interrupts import noticing_interrupts
 from dovetail.cli.options import (
     Debug,
     Format,
@@ -263,7 +262,7 @@ def _write(
 def _saying_what_became_of(path: str) -> Iterator[None]:
     """Turn Ctrl-C into a message that says whether the new version was committed before it."""
     before = _newest_version(path)
-    with _noticing_interrupts() as was_interrupted:
+    with noticing_interrupts() as was_interrupted:
         try:
             yield
             return
@@ -277,27 +276,6 @@ def _saying_what_became_of(path: str) -> Iterator[None]:
         if before is None:
             raise Interrupted(f"Interrupted: nothing was committed, {path} has no version yet.") from None
         raise Interrupted(f"Interrupted: nothing was committed, {path} is still at version {before}.") from None
-
-
-@contextmanager
-def _noticing_interrupts() -> Iterator[Callable[[], bool]]:
-    """Tell whether Ctrl-C was pressed, whoever handles it; Spark installs a handler of its own when it starts."""
-    told, telling = socket.socketpair()
-    with told, telling:
-        told.setblocking(False)
-        telling.setblocking(False)
-        previous = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
-
-        def was_interrupted() -> bool:
-            try:
-                return signal.SIGINT in told.recv(4096)
-            except BlockingIOError:
-                return False
-
-        try:
-            yield was_interrupted
-        finally:
-            signal.set_wakeup_fd(previous)
 
 
 def _newest_version(path: str) -> int | None:
