@@ -8,7 +8,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from dovetail.pipeline.checks import check_pipeline
+from dovetail.pipeline.loading import parse_pipeline
+from dovetail.pipeline.problems import PipelineError
+from dovetail.pipeline.runner import plan_pipeline
 from dovetail.spark.bursty_source import register_bursty
+from dovetail.testing.flows import published_rows
 from dovetail.workloads import BurstyStream
 
 OPTIONS = {"keys": "500", "tuplesPerStep": "3.5", "seed": "7", "objects": "6"}
@@ -71,3 +76,26 @@ def test_steps_pass_with_the_clock(spark: SparkSession, tmp_path: Path) -> None:
 def test_endless_stream_has_no_available_now(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException, match="endless stream"):
         run_to_end(reading(spark), tmp_path)
+
+
+def test_pipeline_reads_it_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
+    text = """\
+name: bursts
+checkpoint: checkpoint
+trigger: available-now
+sources:
+  b: {format: bursty, keys: 500, tuples_per_step: 3.5, seed: 7, step_millis: 0, steps: 900, steps_per_batch: 400}
+steps:
+  - where: k IS NOT NULL
+sink: {format: parquet, path: out}
+"""
+    (tmp_path / "p.yaml").write_text(text)
+    query = plan_pipeline(spark, check_pipeline(*parse_pipeline(tmp_path / "p.yaml"))).start()
+    query.awaitTermination()
+    stream = BurstyStream(500, tuples_per_step=3.5, seed=7)
+    batch, _ = stream.batch(stream.arrivals.start(), 900)
+    rows = sorted((row["v"], row["k"]) for row in published_rows(tmp_path / "out"))
+    assert rows == list(zip(batch["v"].to_pylist(), batch["k"].to_pylist(), strict=True))
+    (tmp_path / "p.yaml").write_text(text.replace(", steps_per_batch: 400", ""))
+    with pytest.raises(PipelineError, match=r"p\.yaml:5: .*step_millis: 0 goes with steps_per_batch"):
+        parse_pipeline(tmp_path / "p.yaml")

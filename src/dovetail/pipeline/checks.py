@@ -16,6 +16,7 @@ from dovetail.pipeline.chain import Chain, chain_of
 from dovetail.pipeline.columns import KnownColumns, parse_schema, selected_names
 from dovetail.pipeline.documents import Document, Location
 from dovetail.pipeline.models import (
+    BurstySource,
     FileSource,
     JdbcTable,
     KafkaSource,
@@ -124,6 +125,8 @@ class _Checker:
                 columns = _schema_of_parquet(found) if source.format == "parquet" else None
         elif isinstance(source, KafkaSource):
             columns = self._schema((*at, "schema"), source.columns)
+        elif isinstance(source, BurstySource):
+            columns = {"k": "bigint", "v": "bigint", "ts": "timestamp"}
         if source.watermark is not None and columns is not None:
             self._has_columns((*at, "watermark", "column"), [source.watermark.column], columns)
         if source.select is not None and columns is not None:

@@ -135,7 +135,27 @@ class RateSource(_SourceBase):
     rows_per_batch: int = Field(1000, ge=1, description="Rows per micro-batch.")
 
 
-Source = Annotated[FileSource | KafkaSource | RateSource, Field(discriminator="format")]
+class BurstySource(_SourceBase):
+    """Rows of Dovetail's own generator, bursts of skewed keys: `k`, `v` and `ts`, the same ones after every start."""
+
+    format: Literal["bursty"]
+    keys: int = Field(1_000_000, ge=1, description="How many keys there are.")
+    exponent: float = Field(1.0, ge=0, le=2, description="Of Zipf's law, by which keys are drawn; 0: all alike.")
+    order: Literal["shuffled", "ranked"] = Field("shuffled", description="`ranked`: key 1 is the most frequent.")
+    tuples_per_step: float | None = Field(None, gt=0, description="Rows per step in the mean, 1,023 by default.")
+    step_millis: float = Field(1.0, ge=0, description="How long a step takes; 0: as fast as it is asked for.")
+    steps_per_batch: int | None = Field(None, ge=1, description="The most steps in a micro-batch.")
+    steps: int | None = Field(None, ge=1, description="Where the stream ends; `available-now` needs an end.")
+    seed: int = Field(0, ge=0, description="Another seed, another stream.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "BurstySource":
+        if self.step_millis == 0 and self.steps_per_batch is None:
+            raise ValueError("step_millis: 0 goes with steps_per_batch, or a micro-batch would have no end.")
+        return self
+
+
+Source = Annotated[FileSource | KafkaSource | RateSource | BurstySource, Field(discriminator="format")]
 
 
 # ==================================================================== relations
@@ -273,7 +293,7 @@ def known_formats(kind: str) -> list[str]:
     Examples
     --------
     >>> known_formats("source")
-    ['json', 'csv', 'parquet', 'xml', 'orc', 'kafka', 'rate']
+    ['json', 'csv', 'parquet', 'xml', 'orc', 'kafka', 'rate', 'bursty']
     """
     models: dict[str, Any] = {
         "source": get_args(get_args(Source)[0]),

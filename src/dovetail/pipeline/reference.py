@@ -18,6 +18,7 @@ _SECTIONS: dict[str, list[tuple[str, type[BaseModel]]]] = {
         ("json, csv, parquet, xml, orc", models.FileSource),
         ("kafka", models.KafkaSource),
         ("rate", models.RateSource),
+        ("bursty", models.BurstySource),
     ],
     "Relations": [
         ("", models.RelationEntry),

@@ -20,6 +20,7 @@ from dovetail.pipeline.secrets import Secret
 from dovetail.pipeline.steps import apply_step
 from dovetail.relation import Relation
 from dovetail.spark import sinks
+from dovetail.spark.bursty_source import register_bursty
 from dovetail.spark.codes import quoted
 from dovetail.spark.flow import Flow, stream
 from dovetail.spark.flow_query import FlowQuery
@@ -130,11 +131,13 @@ class _Planner:
         if isinstance(source, models.RateSource):
             rate = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", source.rows_per_batch)
             df = rate.load()
+        elif isinstance(source, models.BurstySource):
+            df = self._bursty(source)
         elif isinstance(source, models.KafkaSource):
             df = self._kafka(source)
         else:
             df = self._files(source)
-        if not isinstance(source, models.RateSource):
+        if not isinstance(source, models.RateSource | models.BurstySource):
             df = self._sized(name, source, df)
         if source.watermark is not None:
             df = df.withWatermark(source.watermark.column, source.watermark.delay)
@@ -164,6 +167,21 @@ class _Planner:
         with_text = columns.add(_MALFORMED, T.StringType())
         df = reader.option("columnNameOfCorruptRecord", _MALFORMED).schema(with_text).load(path)
         return df.select("*", F.col("_metadata.file_path").alias(_FILE))
+
+    def _bursty(self, source: models.BurstySource) -> DataFrame:
+        register_bursty(self.spark)
+        options = {
+            "keys": source.keys,
+            "exponent": source.exponent,
+            "order": source.order,
+            "tuplesPerStep": source.tuples_per_step,
+            "stepMillis": source.step_millis,
+            "stepsPerBatch": source.steps_per_batch,
+            "steps": source.steps,
+            "seed": source.seed,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.spark.readStream.format("dovetail.bursty").options(**given).load()
 
     def _kafka(self, source: models.KafkaSource) -> DataFrame:
         require_connector(self.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")

@@ -17,7 +17,7 @@ trigger: available-now            # take what is there, then end; "5 seconds" to
 
 sources:
   orders:
-    format: json                  # json, csv, parquet, xml, orc, kafka or rate
+    format: json                  # json, csv, parquet, xml, orc, kafka, rate or bursty
     path: landing
     schema: order_id bigint, customer_id bigint, amount double
     malformed: dead-letter        # rows that are no such JSON; or: error, drop
