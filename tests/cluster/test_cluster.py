@@ -1,6 +1,5 @@
 """A standalone cluster of two workers, each a process of its own: the same results, also when one of them is killed."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -10,11 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 import pytest
 
+from dovetail.testing.faults import load_program
 from dovetail.testing.flows import Feed, published_rows, unnamed_state_files, wait_until
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -22,16 +21,7 @@ from dovetail.testing.rows import assert_same_rows
 PROGRAM = Path(__file__).with_name("cluster_driver.py")
 
 
-def _load_driver() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_cluster_driver", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-DRIVER = _load_driver()
+DRIVER = load_program(PROGRAM)
 
 
 def free_port() -> int:

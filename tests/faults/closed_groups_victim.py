@@ -59,9 +59,9 @@ def flow_on(spark: Any, root: Path) -> Any:
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
     import dovetail as dt
-    from dovetail.testing.sessions import local_session
+    from dovetail.testing.sessions import SHORT_LIVED, local_session
 
-    spark = local_session(root, {"spark.log.level": "OFF"})
+    spark = local_session(root, SHORT_LIVED)
     files = [sorted((root / name).glob("[0-9]*.parquet")) for name in ("news", "access")]
     given = sum(table.num_rows for number in range(len(files[0])) for table in rows_of(number))
     query = flow_on(spark, root).write(dt.sinks.parquet(root / "out"), checkpoint=root / "checkpoint", keep_commits=3)

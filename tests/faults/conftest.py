@@ -1,6 +1,5 @@
 """A nursery of processes to kill, and the check that every fault test ends with."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -18,22 +17,14 @@ import pytest
 
 from dovetail import Relation
 from dovetail.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
+from dovetail.testing.faults import load_program
 from dovetail.testing.rows import assert_same_rows
 
 Row = dict[str, Any]
 PROGRAM = Path(__file__).with_name("victims.py")
 
 
-def _load_victims() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_fault_victims", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VICTIMS = _load_victims()
+VICTIMS = load_program(PROGRAM)
 
 
 class Child:

@@ -53,21 +53,10 @@ def flow_on(spark: Any, root: Path) -> Any:
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    from pyspark.sql import SparkSession
-
     import dovetail as dt
+    from dovetail.testing.sessions import SHORT_LIVED, local_session
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.local.dir", str(root / "local"))
-        .getOrCreate()
-    )
+    spark = local_session(root, SHORT_LIVED)
     offered = ROWS_PER_FILE * len(list((root / "feed").glob("[0-9]*.parquet")))
     sink = dt.sinks.parquet(root / "out")
     query = flow_on(spark, root).write(sink, checkpoint=root / "checkpoint", keep_commits=3)

@@ -13,8 +13,6 @@ import pyarrow as pa
 
 ROWS_PER_FILE, KEYS = 40, 150
 DONE, FAILED = 0, 3
-# A JVM that is killed soon should not spend its life on compiling well.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def changes(number: int) -> pa.Table:
@@ -47,10 +45,9 @@ def flow_on(spark: Any, root: Path) -> Any:
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
     import dovetail as dt
-    from dovetail.testing.sessions import local_session
+    from dovetail.testing.sessions import SHORT_LIVED, local_session
 
-    settings = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": SHORT_LIVED}
-    spark = local_session(root, settings)
+    spark = local_session(root, SHORT_LIVED)
     sink = dt.sinks.parquet(root / "out")
     query = flow_on(spark, root).write(sink, checkpoint=root / "checkpoint", trigger="available-now", keep_commits=3)
     print("started", flush=True)

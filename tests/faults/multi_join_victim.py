@@ -60,23 +60,10 @@ def flow_on(spark: Any, root: Path) -> Any:
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    from pyspark.sql import SparkSession
-
     import dovetail as dt
+    from dovetail.testing.sessions import SHORT_LIVED, local_session
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.local.dir", str(root / "local"))
-        # It lives for seconds: what it spends on compiling well it never gets back.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
+    spark = local_session(root, SHORT_LIVED)
     offered = sum(ROWS_PER_FILE * len(list((root / name).glob("[0-9]*.parquet"))) for name in NAMES)
     query = flow_on(spark, root).write(dt.sinks.parquet(root / "out"), checkpoint=root / "checkpoint", keep_commits=3)
     print("started", flush=True)

@@ -1,16 +1,14 @@
 """Groups of a join counted downstream, driver and workers killed with SIGKILL: each group comes out once, complete."""
 
-import importlib.util
 import random
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow.parquet as pq
 
-from dovetail.testing.faults import run_driver
+from dovetail.testing.faults import load_program, run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
 
 SEED = 60_131
@@ -37,16 +35,7 @@ KILLS_EVERY_DAY = 3
 FILES_BEFORE, FILES_PER_KILL = 2, 2
 
 
-def _load_victim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_closed_groups_victim", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VICTIM = _load_victim()
+VICTIM = load_program(PROGRAM)
 
 
 class Scene:

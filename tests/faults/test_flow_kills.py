@@ -1,14 +1,12 @@
 """A flow's driver killed with SIGKILL, again and again over one input: exactly the oracle's rows come out."""
 
-import importlib.util
 import random
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
-from dovetail.testing.faults import run_driver
+from dovetail.testing.faults import load_program, run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -46,16 +44,7 @@ POINTS = [
 KILLS_EVERY_DAY = 2
 
 
-def _load_victim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_flow_victim", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VICTIM = _load_victim()
+VICTIM = load_program(PROGRAM)
 
 
 def run_victim(root: Path, point: str | None = None, kill_after_s: float | None = None) -> int:

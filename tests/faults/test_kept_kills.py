@@ -1,16 +1,14 @@
 """A flow that keeps relations, its driver killed with SIGKILL: no key twice, no row twice, none missing."""
 
-import importlib.util
 import random
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dovetail.relation import Relation
-from dovetail.testing.faults import run_driver
+from dovetail.testing.faults import load_program, run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files
 
 SEED = 50_021
@@ -29,16 +27,7 @@ POINTS = [
 ]
 
 
-def _load_victim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_kept_victim", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VICTIM = _load_victim()
+VICTIM = load_program(PROGRAM)
 
 
 def run_victim(root: Path, point: str | None = None, kill_after_s: float | None = None) -> int:

@@ -1,17 +1,15 @@
 """A multi-way join that spills, its driver and its workers killed with SIGKILL: exactly the oracle's rows come out."""
 
-import importlib.util
 import random
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import duckdb
 import pyarrow as pa
 
-from dovetail.testing.faults import run_driver
+from dovetail.testing.faults import load_program, run_driver
 from dovetail.testing.flows import Feed, commits_of, published_rows, state_bytes, unnamed_state_files
 from dovetail.testing.rows import assert_same_rows
 
@@ -52,16 +50,7 @@ KILLS_EVERY_DAY = 2
 FILES_BEFORE, FILES_PER_KILL = 12, 2
 
 
-def _load_victim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_multi_join_victim", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VICTIM = _load_victim()
+VICTIM = load_program(PROGRAM)
 
 
 class Scene:

@@ -21,7 +21,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dovetail.testing.faults import run_driver
-from dovetail.testing.sessions import local_session
+from dovetail.testing.sessions import SHORT_LIVED, local_session
 
 PROJECT = Path(__file__).parents[2]
 _PARTITIONS = 2
@@ -239,9 +239,9 @@ def kafka() -> Iterator[Kafka]:
 def spark(tmp_path_factory: pytest.TempPathFactory, connector_jars: list[str]) -> Iterator[SparkSession]:
     """The session of this suite, which has the connectors."""
     scratch = tmp_path_factory.mktemp("spark")
-    # It lives for a minute or two, too short for code that is compiled well.
-    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    session = local_session(scratch, {"spark.jars": ",".join(connector_jars), "spark.driver.extraJavaOptions": options})
+    session = local_session(
+        scratch, {**SHORT_LIVED, "spark.jars": ",".join(connector_jars), "spark.log.level": "ERROR"}
+    )
     yield session
     session.stop()
 

@@ -13,8 +13,6 @@ import pyarrow as pa
 
 ROWS_PER_FILE, CUSTOMERS = 40, 500
 DONE, FAILED = 0, 3
-# A JVM that is killed soon should not spend its life on compiling well.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CITY_OF = [{"customer": key, "city": f"c{key % 9}"} for key in range(0, CUSTOMERS, 2)]
 
 
@@ -56,11 +54,10 @@ def flow_on(spark: Any, root: Path) -> Any:
 def main(root: Path, port: int, table: str) -> int:
     """Run the flow until nothing is left to do."""
     import dovetail as dt
-    from dovetail.testing.sessions import local_session
+    from dovetail.testing.sessions import SHORT_LIVED, local_session
 
-    settings = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": SHORT_LIVED}
-    settings["spark.jars"] = (root / "jars").read_text() if (root / "jars").exists() else ""
-    spark = local_session(root, settings)
+    jars = (root / "jars").read_text() if (root / "jars").exists() else ""
+    spark = local_session(root, {**SHORT_LIVED, "spark.jars": jars})
     password = (root / "password").read_text()
     login = {"host": "127.0.0.1", "port": port, "database": "postgres", "user": "etl", "password": password}
     sink = dt.sinks.postgres(table, **login)

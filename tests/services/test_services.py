@@ -1,13 +1,11 @@
 """A real PostgreSQL as the warehouse: exactly once whatever is killed, upserts, bad tables, wrong passwords."""
 
-import importlib.util
 import random
 import signal
 from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from pyspark.sql import functions as F
 
 import dovetail as dt
 from dovetail.errors import PlanError, StateError
+from dovetail.testing.faults import load_program
 from dovetail.testing.flows import Feed, wait_until
 
 PROGRAM = Path(__file__).with_name("load_victim.py")
@@ -40,16 +39,7 @@ POINTS = [
 ]
 
 
-def load_victim() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dovetail_load_victim", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VICTIM = load_victim()
+VICTIM = load_program(PROGRAM)
 COLUMNS = "n bigint, source text, order_id bigint, customer bigint, city text, sk bigint"
 
 

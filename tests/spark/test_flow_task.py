@@ -14,7 +14,7 @@ from dovetail.spark.flow_step import EnrichStep
 from dovetail.spark.flow_task import FlowJoinTask
 from dovetail.spark.join_plan import plan_join
 from dovetail.spark.live_operators import LIVE
-from dovetail.spark.shard_job import TRAILER_COLUMN, ShardInput, ShardJob, ShardResult
+from dovetail.spark.shard_job import TRAILER_COLUMN, ShardInput, ShardJob, ShardResult, unpack_trailer
 from dovetail.spark.steps import BatchClock
 from dovetail.state import FlowFingerprint, FlowStore, ShardState, write_tables
 
@@ -150,10 +150,10 @@ def test_error_of_a_task_is_told_in_its_trailer(spark: SparkSession, tmp_path: P
             raise StateError("no room")
 
     schema = pa.schema({"n": pa.int64()})
-    job = ShardJob(str(tmp_path), "1-x", 0, Failing(), (), {}, schema)
+    job = ShardJob(str(tmp_path), "1-x", 0, Failing(), (), {}, schema, shards=5)
     rows = pa.record_batch({"__shard": pa.array([-5, 4], pa.int32()), "n": [None, 7]})
     given = [row for batch in job(iter([rows])) for row in batch.to_pylist()]
     assert given[0] == {"n": 7, TRAILER_COLUMN: None}
     assert given[1]["n"] is None
-    assert '"message": "no room"' in given[1][TRAILER_COLUMN]
+    assert unpack_trailer(given[1][TRAILER_COLUMN])["error"]["message"] == "no room"
     assert list(job(iter([]))) == []

@@ -1,10 +1,15 @@
 """What a user has without Dovetail: each batch of the stream joined with the whole relation, by today's engines.
 
-All are measured in seconds of CPU, those of Spark's JVM included: how many threads share the work, and what else the
-machine does, is left out. The relation is a Parquet file that the page cache holds, read anew for every batch.
+All are measured in seconds of CPU, those of a JVM included: how many threads share the work, and what else the machine
+does, is left out. The relation is a Parquet file that the page cache holds, read anew for every batch.
+
+Flink does not join batches: it is given the relation once, keeps all of it in its heap, and joins a stream of uniform
+keys with it. What loading costs is left out, by the difference of a long and a short stream. It needs an interpreter of
+its own, since PyFlink asks for older packages: ``DOVETAIL_FLINK_PYTHON`` names it.
 """
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +29,8 @@ __all__ = ["peer_rates"]
 
 _WARM, _MEASURED = 1, 3
 _TICKS = os.sysconf("SC_CLK_TCK")
+_FLINK_PYTHON = "DOVETAIL_FLINK_PYTHON"
+_FLINK_TUPLES = (1_000_000, 5_000_000)
 
 
 def peer_rates(
@@ -42,6 +49,8 @@ def peer_rates(
         rates[name] = [batch_rows / seconds for seconds in _timed(join, time.process_time)]
     if with_spark:
         rates |= {name: [batch_rows / s for s in seconds] for name, seconds in _spark(parquet, tuples).items()}
+        if _FLINK_PYTHON in os.environ:
+            rates["Flink, all of R in its heap"] = [_flink(subject.rows) for _ in range(_MEASURED)]
     return rates
 
 
@@ -130,6 +139,23 @@ def _spark(parquet: Path, tuples: pa.Table) -> dict[str, list[float]]:
 
             taken[name] = _timed(run, partial(_cpu_seconds, process.pid))
     return taken
+
+
+def _flink(rows: int) -> float:
+    """Tuples per second of CPU of a regular join, without the time to load the relation."""
+    seconds = []
+    for tuples in _FLINK_TUPLES:
+        program = str(Path(__file__).with_name("flink_join.py"))
+        command = [os.environ[_FLINK_PYTHON], program, str(rows), str(tuples)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            is_ready = any(line.strip() == "ready" for line in iter(process.stdout.readline, ""))
+            seconds.append(_cpu_seconds(process.pid))
+            process.stdin.close()
+        if not is_ready:
+            raise InternalError(f"{' '.join(command)} ended with {process.returncode}; what it wrote says why.")
+    return (_FLINK_TUPLES[1] - _FLINK_TUPLES[0]) / (seconds[1] - seconds[0])
 
 
 def _cpu_seconds(process: int) -> float:

@@ -15,8 +15,7 @@ A crash anywhere replays b from its intent and commit b-1.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +26,7 @@ from dovetail.errors import StateError
 from dovetail.faultpoints import fault_point
 from dovetail.spark.determinism import require_deterministic
 from dovetail.spark.diverting import Diversion
+from dovetail.spark.job_settings import job_settings, set_for_a_while
 from dovetail.spark.routing import Router
 from dovetail.spark.shard_job import ShardJob
 from dovetail.spark.sinks.base import Receipt, Sink
@@ -42,7 +42,6 @@ Stage = Step | Transform | Diversion
 Commit = dict[str, Any]
 
 _CLEAN_EVERY = 8
-_ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 class CommitProtocol:
@@ -194,9 +193,11 @@ class CommitProtocol:
                 rows = stage(rows)
                 require_deterministic(rows, "a transformation")
         fault_point("flow.job.before")
-        # Whoever transforms rows may join and aggregate, and have Spark plan that anew as it goes.
-        plans_once = all(isinstance(stage, Step) for stage in self._stages)
-        with _planned_once(df.sparkSession) if plans_once else nullcontext():
+        settings: dict[str, str] = {}
+        if len(self._steps) == len(self._stages):
+            # Not otherwise: whoever transforms rows may join and aggregate, and have Spark plan that as it goes.
+            settings = job_settings(df.sparkSession, [router.schema for router in self._routers.values()])
+        with set_for_a_while(df.sparkSession, settings):
             receipt = self._sink.stage(rows, batch)
         fault_point("flow.job.after")
         found = {name: collector.collect() for name, collector in collectors.items()}
@@ -248,6 +249,8 @@ class CommitProtocol:
             states=() if record is None else record.states,
             intent=intent["operators"][step.name],
             mapped_schema=to_arrow_schema(step.mapped_schema, timezone="UTC"),
+            shards=step.shards,
+            has_tags=step.has_tags,
         )
         mapped = self._routers[step.name].route(placed).mapInArrow(job, with_trailer(step.mapped_schema))
         return step.finish(trailers.watch(mapped))
@@ -275,17 +278,6 @@ class CommitProtocol:
                 hint=f"Start the flow with the {commit['sink']} sink, or with a new checkpoint.",
             )
         return self._sink
-
-
-@contextmanager
-def _planned_once(spark: SparkSession) -> Iterator[None]:
-    """Let Spark plan a job before it runs and not again after every shuffle: there is nothing that it could change."""
-    before = spark.conf.get(_ADAPTIVE)
-    spark.conf.set(_ADAPTIVE, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_ADAPTIVE, str(before))
 
 
 def side_sinks(stages: Sequence[Stage]) -> list[Sink]:

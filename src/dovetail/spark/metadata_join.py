@@ -31,7 +31,6 @@ from dovetail.spark.multi_join_step import MultiJoinStep
 from dovetail.spark.multi_join_task import MultiJoinTask
 from dovetail.spark.shard_job import ShardInput, ShardResult
 from dovetail.spark.steps import BatchClock, StepExplanation, StepRecord
-from dovetail.spark.tagged_inputs import INPUT_COLUMN
 
 __all__ = ["MetadataJoinStep", "MetadataJoinTask"]
 
@@ -94,13 +93,13 @@ class MetadataJoinStep(MultiJoinStep):
         rows = super().route(inputs)
         if not self._promised.patterns:
             return rows
-        goes_everywhere = F.lit(False)
+        tag, goes_everywhere = F.floor(F.col(SHARD_COLUMN) / self.shards).cast("int"), F.lit(False)
         for name in self._promised.patterns:
             member = self._members[name]
             mark = self.layout.names[self.layout.places[member.number][member.schema.names.index(mark_column(name))]]
-            is_pattern = (F.col(INPUT_COLUMN) == member.number) & (F.coalesce(F.col(mark), F.lit(0)) == IS_PATTERN)
+            is_pattern = (tag == member.number) & (F.coalesce(F.col(mark), F.lit(0)) == IS_PATTERN)
             goes_everywhere = goes_everywhere | is_pattern
-        everywhere = F.array(*(F.lit(shard) for shard in range(self.shards)))
+        everywhere = F.array(*(tag * self.shards + shard for shard in range(self.shards)))
         own = F.array(F.col(SHARD_COLUMN))
         others = [F.col(name) for name in rows.columns if name != SHARD_COLUMN]
         return rows.select(F.explode(F.when(goes_everywhere, everywhere).otherwise(own)).alias(SHARD_COLUMN), *others)

@@ -101,6 +101,8 @@ class LowerJoin:
 class MultiJoinStep(Step):
     """A join of several streams, or of streams with the results of other joins, that share a join attribute.
 
+    Rows are tagged with the number of their input.
+
     Parameters
     ----------
     name
@@ -126,6 +128,8 @@ class MultiJoinStep(Step):
     plan
         Of the only or last join: the plan of all, for `explanation`.
     """
+
+    has_tags = True
 
     def __init__(
         self,
@@ -158,10 +162,10 @@ class MultiJoinStep(Step):
         used = {slot for member in members.values() for slot in layout.places[member.number]}
         self._slots = sorted(slot for slot in used if slot >= 0)
         sortable = [layout.names[slot] for slot in self._slots if is_sortable(layout.types[slot])]
-        self.sort_by = [INPUT_COLUMN, *self._codes, *sortable]
+        self.sort_by = [SHARD_COLUMN, *self._codes, *sortable]
         # By input and then, but for the highest bits, by code.
         code = f"coalesce({CODE_COLUMN} & {2**_CODE_BITS - 1}L, 0L)"
-        self.sort_first = f"shiftleft(CAST({INPUT_COLUMN} AS BIGINT), {_CODE_BITS}) + {code}"
+        self.sort_first = f"shiftleft({SHARD_COLUMN} DIV {shards}, {_CODE_BITS}) + {code}"
         self._owner = uuid.uuid4().hex
 
     def _put_out_as(self, joined: T.StructType, wanted: Mapping[str, str]) -> None:
@@ -212,15 +216,16 @@ class MultiJoinStep(Step):
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
         """The tagged rows of all inputs, each with its shard."""
         rows, *results = inputs
-        columns = [INPUT_COLUMN, *self._codes, *(self.layout.names[slot] for slot in self._slots)]
+        columns = [*self._codes, *(self.layout.names[slot] for slot in self._slots)]
         if self._lower is not None:
             own = [member.number for name, member in self._members.items() if name not in self._lower]
             rows = rows.where(F.col(INPUT_COLUMN).isin(own))
-        rows = rows.select(*columns)
+        rows = rows.select(INPUT_COLUMN, *columns)
         for join, result in zip((self._lower or {}).values(), results, strict=True):
             part = tagged(join.rows(result), join.member, self.layout, len(self._codes))
-            rows = rows.union(part.select(*columns))
-        return rows.select(shard_column(F.col(CODE_COLUMN), self.shards).alias(SHARD_COLUMN), *columns)
+            rows = rows.union(part.select(INPUT_COLUMN, *columns))
+        number = F.col(INPUT_COLUMN) * self.shards + shard_column(F.col(CODE_COLUMN), self.shards)
+        return rows.select(number.alias(SHARD_COLUMN), *columns)
 
     def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """The time, the watermark that all shards judge by, and whether anything may wait."""

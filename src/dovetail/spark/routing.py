@@ -1,8 +1,8 @@
 """Rows on their way to the shards of a step: one tick per shard added, sent to their shard, sorted there if need be.
 
 The tick makes sure that every task has a row to read its shard's number from, whatever arrived, so that every shard
-writes its trailer in every micro-batch. It is told from the stream's own rows by its shard's number: that of shard n is
--1 - n.
+writes its trailer in every micro-batch. It is told from the stream's own rows by its number: that of shard n is -1 - n,
+a row's is its shard, or ``tag * shards + shard`` where a step tags its rows.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Router:
         self, schema: T.StructType, shards: int, sort_by: Sequence[str] | None, sort_first: str | None = None
     ) -> None:
         others = [field for field in schema if field.name != SHARD_COLUMN]
-        self._shards = shards
+        self.schema, self._shards = schema, shards
         self._ticks = [
             (-1 - F.col("id")).cast("int").alias(SHARD_COLUMN),
             *(F.lit(None).cast(field.dataType).alias(field.name) for field in others),
@@ -57,7 +57,9 @@ class Router:
         if sort_by is not None:
             self._order = [first, *(F.col(name).asc_nulls_first() for name in sort_by)]
         self._tick_rows: DataFrame | None = None
-        self._shard = F.expr(f"CASE WHEN {SHARD_COLUMN} < 0 THEN -1 - {SHARD_COLUMN} ELSE {SHARD_COLUMN} END")
+        self._shard = F.expr(
+            f"CASE WHEN {SHARD_COLUMN} < 0 THEN -1 - {SHARD_COLUMN} ELSE {SHARD_COLUMN} % {shards} END"
+        )
 
     def route(self, rows: DataFrame) -> DataFrame:
         """The rows and the shards' ticks, each shard in one partition."""

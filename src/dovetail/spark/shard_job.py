@@ -5,8 +5,10 @@ the intent. What it gives is output batches, then its new state, and last a trai
 files with their digests and carries the report. See `dovetail.spark.trailers` for the other end.
 """
 
+import base64
 import json
 import uuid
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,7 +23,16 @@ from dovetail.faultpoints import fault_point
 from dovetail.relation.format import SHARD_COLUMN
 from dovetail.state import ShardState, StateFile, read_table, write_tables
 
-__all__ = ["TRAILER_COLUMN", "ShardInput", "ShardJob", "ShardResult", "ShardTask", "rows_of_one_shard"]
+__all__ = [
+    "TRAILER_COLUMN",
+    "ShardInput",
+    "ShardJob",
+    "ShardResult",
+    "ShardTask",
+    "pack_trailer",
+    "rows_of_one_shard",
+    "unpack_trailer",
+]
 
 TRAILER_COLUMN = "__trailer"
 """The text of a trailer in the last row of a shard's output, NULL in all others."""
@@ -40,7 +51,8 @@ class ShardInput:
     state_root
         Where the files of states lie.
     batches
-        The shard's rows as `Step.route` made them, without the column of the shard; sorted where the step needs it.
+        The shard's rows as `Step.route` made them; sorted where the step needs it. In place of the column of the shard
+        they have that of their tags, if the step uses tags, or none.
     intent
         What `Step.decide` gave for this micro-batch.
     """
@@ -108,6 +120,8 @@ class ShardJob:
         The step's part of the intent.
     mapped_schema
         The columns that the step puts out, for a task that has no output row to tell.
+    shards, has_tags
+        How many shards the step has, and whether the rows' numbers tell more than that; see `rows_of_one_shard`.
     """
 
     state_root: str
@@ -117,9 +131,11 @@ class ShardJob:
     states: tuple[ShardState, ...]
     intent: Mapping[str, Any]
     mapped_schema: pa.Schema
+    shards: int
+    has_tags: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shard, rows = rows_of_one_shard(batches)
+        shard, rows = rows_of_one_shard(batches, self.shards, self.has_tags)
         if shard is None:
             return
         schema, count = self.mapped_schema, 0
@@ -145,7 +161,7 @@ class ShardJob:
             for _ in rows:
                 pass  # what is left is read to its end, so that the worker can be used again
         fault_point("flow.task.trailer")
-        columns = [*(pa.nulls(1, field.type) for field in schema), pa.array([json.dumps(trailer)], pa.string())]
+        columns = [*(pa.nulls(1, field.type) for field in schema), pa.array([pack_trailer(trailer)], pa.string())]
         yield pa.RecordBatch.from_arrays(columns, names=[*schema.names, TRAILER_COLUMN])
 
     def _save(self, shard: int, result: ShardResult) -> ShardState:
@@ -158,31 +174,58 @@ class ShardJob:
         return state
 
 
-def rows_of_one_shard(batches: Iterator[pa.RecordBatch]) -> tuple[int | None, Iterator[pa.RecordBatch]]:
-    """The number of the shard that a task was given, and its rows without tick and number; None if it was given none.
+def pack_trailer(trailer: Mapping[str, Any]) -> str:
+    """The text of a trailer: JSON, compressed.
 
-    A task that has no row at all is one that Spark added: a partition beyond the last shard. The tick of shard n has
-    the number -1 - n; see `dovetail.spark.routing`.
+    What the JVM hands to Python in answers of more than 8 KB waits for an acknowledgement that the other end delays:
+    44 ms here. A trailer is about 8 KB of JSON, and a fifth of that compressed.
+
+    Examples
+    --------
+    >>> unpack_trailer(pack_trailer({"shard": 3}))
+    {'shard': 3}
+    """
+    return base64.b64encode(zlib.compress(json.dumps(trailer).encode(), 1)).decode()
+
+
+def unpack_trailer(text: str) -> dict[str, Any]:
+    """What `pack_trailer` was given."""
+    trailer: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return trailer
+
+
+def rows_of_one_shard(
+    batches: Iterator[pa.RecordBatch], shards: int, has_tags: bool = False
+) -> tuple[int | None, Iterator[pa.RecordBatch]]:
+    """The shard that a task was given, and its rows without tick; None if it was given none.
+
+    A row's number is ``tag * shards + shard``: one column tells both. The tags, 0 where a step uses none, take the
+    numbers' place or are left out. The tick of shard n has the number -1 - n; see `dovetail.spark.routing`. A task that
+    has no row at all is one that Spark added: a partition beyond the last shard.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return None, iter(())
     number = int(first.column(SHARD_COLUMN)[0].as_py())
-    shard = number if number >= 0 else -1 - number
-    return shard, _rows(shard, first, filled)
+    shard = number % shards if number >= 0 else -1 - number
+    return shard, _rows(shard, shards, has_tags, chain([first], filled))
 
 
-def _rows(shard: int, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rows(shard: int, shards: int, has_tags: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     ticks = 0
-    for batch in chain([first], batches):
-        is_row = batch.column(SHARD_COLUMN).to_numpy(zero_copy_only=False) == shard
-        others = np.flatnonzero(~is_row)
-        ticks += len(others)
-        if ticks > 1 or any(batch.column(SHARD_COLUMN)[place].as_py() != -1 - shard for place in others.tolist()):
+    for batch in batches:
+        numbers = batch.column(SHARD_COLUMN).to_numpy(zero_copy_only=False)
+        tags, shard_of_row = np.divmod(numbers, np.int32(shards))
+        is_row = numbers >= 0
+        ticks += len(batch) - int(is_row.sum())
+        if ticks > 1 or np.any(np.where(is_row, shard_of_row, -1 - numbers) != shard):
             raise InternalError(f"rows of several shards reached the task of shard {shard}.")
-        rows = batch.filter(pa.array(is_row)) if len(others) else batch
+        place = batch.schema.get_field_index(SHARD_COLUMN)
+        rows = batch.set_column(place, SHARD_COLUMN, pa.array(tags)) if has_tags else batch.remove_column(place)
+        if not is_row.all():
+            rows = rows.filter(pa.array(is_row))
         if rows.num_rows:
-            yield rows.drop_columns([SHARD_COLUMN])
+            yield rows
     if ticks == 0:
         raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")

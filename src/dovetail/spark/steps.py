@@ -102,6 +102,8 @@ class Step(ABC):
         An SQL expression over the routed columns, a number that is never NULL, to sort by before `sort_by`; None: none.
     takes
         None: what the stage before it gives. Else the steps whose output it takes, besides the flow's own input.
+    has_tags
+        Whether ``__shard`` tells more of a row than its shard, as ``tag * shards + shard``.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Step(ABC):
     sort_by: list[str]
     sort_first: str | None = None
     takes: tuple[str, ...] | None = None
+    has_tags: bool = False
 
     budget_bytes: int | None = None
     """The most memory it takes, all shards together, where that is declared."""

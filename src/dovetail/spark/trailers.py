@@ -5,7 +5,6 @@ state files with their digests, and carries the report. ``DataFrame.observe`` co
 stages the output, so that state and output come from the same run of the same tasks.
 """
 
-import json
 import time
 import uuid
 
@@ -15,7 +14,7 @@ from pyspark.sql import types as T
 
 from dovetail import errors
 from dovetail.errors import InternalError, StateError
-from dovetail.spark.shard_job import TRAILER_COLUMN
+from dovetail.spark.shard_job import TRAILER_COLUMN, unpack_trailer
 from dovetail.spark.steps import StepRecord
 from dovetail.state import ShardState
 
@@ -55,7 +54,7 @@ class Trailers:
         DovetailError
             What a task had to say instead of a result.
         """
-        found = [json.loads(text) for text in self._texts()]
+        found = [unpack_trailer(text) for text in self._texts()]
         failures = [trailer["error"] for trailer in found if "error" in trailer]
         if failures:
             raise getattr(errors, failures[0]["class"])(failures[0]["message"])
@@ -78,7 +77,7 @@ class Trailers:
     def _texts(self) -> list[str]:
         future = self._observation._jo.future()
         give_up_at = time.monotonic() + _WAIT_SECONDS
-        # Not Observation.get: it waits for ever if the job never ran.
+        # Observation.get would wait for ever if the job never ran.
         while not future.isCompleted():
             if time.monotonic() > give_up_at:
                 raise StateError(
@@ -87,7 +86,10 @@ class Trailers:
                     hint="Start the flow again with the same checkpoint; a sink's stage must compute all rows.",
                 )
             time.sleep(_POLL_SECONDS)
-        return list(self._observation.get["trailers"])
+        # One text at a time, for the reason that `pack_trailer` gives: not Observation.get, which gives all at once. By
+        # their places, since an iterator of the JVM's ends with an exception, which is dear.
+        texts = self._observation._jo.getRow().getList(0)
+        return [str(texts.get(place)) for place in range(texts.size())]
 
 
 def with_trailer(mapped_schema: T.StructType) -> T.StructType:

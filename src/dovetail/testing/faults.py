@@ -18,6 +18,7 @@ Examples
 'did 0\\n'
 """
 
+import importlib.util
 import os
 import random
 import signal
@@ -28,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 from dovetail.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
@@ -35,6 +37,7 @@ from dovetail.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
 __all__ = [
     "Ended",
     "Passage",
+    "load_program",
     "passages_of",
     "python_program",
     "random_moments",
@@ -172,6 +175,16 @@ def run_killed_after(command: Sequence[str], delay_s: float, env: Mapping[str, s
             (expired.stdout or b"").decode(errors="replace"),
             (expired.stderr or b"").decode(errors="replace"),
         )
+
+
+def load_program(path: Path) -> ModuleType:
+    """A program as a module, for what it knows of its own input; its ``main`` is not called."""
+    spec = importlib.util.spec_from_file_location(f"dovetail_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_driver(

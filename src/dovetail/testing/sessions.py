@@ -19,6 +19,12 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+SHORT_LIVED = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.log.level": "OFF",
+}
+"""For a Spark that lives for seconds, and may be killed: what it spends on compiling well it never gets back."""
+
 
 def local_session(
     scratch: Path | None = None, settings: Mapping[str, str] | None = None, master: str = "local[2]"

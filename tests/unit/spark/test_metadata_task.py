@@ -62,7 +62,7 @@ class Shards:
             mine = sorted((row for row, home in zip(rows, homes, strict=True) if home == shard), key=str)
             columns = [pa.array([r[0] for r in mine], pa.int32()), pa.array([r[1] for r in mine], pa.int64())]
             columns += [pa.array([r[n] for r in mine], kind) for n, kind in zip((1, 2, 3), SLOTS, strict=True)]
-            batch = pa.record_batch(columns, names=["__input", "__code", "s0", "s1", "s2"])
+            batch = pa.record_batch(columns, names=["__shard", "__code", "s0", "s1", "s2"])
             work = self.task.run(
                 ShardInput(shard, self.states[shard], self.root, iter([batch] if mine else []), intent)
             )

@@ -50,22 +50,45 @@ def test_results_that_a_lower_join_owes_hold_the_watermark_back() -> None:
     assert TREE.watermark(records(settled, [report(75, pending_low=62, c=200)])) == 190
 
 
-def routed(shard: int, numbers: list[int | None]) -> pa.RecordBatch:
+SHARDS = 9
+
+
+def routed(shard: int, numbers: list[int | None], tag: int = 0) -> pa.RecordBatch:
     """Rows as the shuffle gives them; None: the tick."""
-    shards = pa.array([-1 - shard if number is None else shard for number in numbers], pa.int32())
-    return pa.record_batch({"__shard": shards, "n": pa.array(numbers, pa.int64())})
+    places = [-1 - shard if number is None else tag * SHARDS + shard for number in numbers]
+    return pa.record_batch({"__shard": pa.array(places, pa.int32()), "n": pa.array(numbers, pa.int64())})
 
 
 @pytest.mark.parametrize("numbers", [[None, 1, 2, 3], [1, 2, None, 3], [1, 2, 3, None]])
 def test_shard_is_known_wherever_among_its_rows_the_tick_is(numbers: list[int | None]) -> None:
-    shard, rows = rows_of_one_shard(iter([routed(7, [])] + [routed(7, numbers[at : at + 2]) for at in (0, 2)]))
+    batches = [routed(7, [])] + [routed(7, numbers[at : at + 2]) for at in (0, 2)]
+    shard, rows = rows_of_one_shard(iter(batches), SHARDS)
     assert shard == 7
-    assert [row["n"] for batch in rows for row in batch.to_pylist()] == [1, 2, 3]
+    assert [row for batch in rows for row in batch.to_pylist()] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+@pytest.mark.parametrize("shard", [0, 7])
+def test_tags_are_told_by_the_numbers_of_the_rows(shard: int) -> None:
+    batches = [routed(shard, [1, 2], tag=3), routed(shard, [None]), routed(shard, [4]), routed(shard, [5], tag=1)]
+    found, rows = rows_of_one_shard(iter(batches), SHARDS, has_tags=True)
+    assert found == shard
+    assert [(row["__shard"], row["n"]) for batch in rows for row in batch.to_pylist()] == [
+        (3, 1),
+        (3, 2),
+        (0, 4),
+        (1, 5),
+    ]
 
 
 def test_rows_without_a_tick_or_of_two_shards_are_refused() -> None:
-    for batches, message in (([routed(7, [1])], "no tick"), ([routed(7, [None]), routed(8, [None])], "several shards")):
-        _, rows = rows_of_one_shard(iter(batches))
+    tick = routed(7, [None])
+    for batches, message in (
+        ([routed(7, [1])], "no tick"),
+        ([tick, routed(8, [None])], "several shards"),
+        ([tick, tick], "several shards"),
+        ([tick, routed(8, [1], tag=2)], "several shards"),
+    ):
+        _, rows = rows_of_one_shard(iter(batches), SHARDS)
         with pytest.raises(InternalError, match=message):
             list(rows)
 

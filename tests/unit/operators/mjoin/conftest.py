@@ -1,22 +1,12 @@
 """Makes `Script` available to the tests of this directory."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from dovetail.testing.faults import load_program
 
-def _load_script() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("mjoin_script", Path(__file__).with_name("script.py"))
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-_SCRIPT = _load_script()
+_SCRIPT = load_program(Path(__file__).with_name("script.py"))
 
 
 @pytest.fixture
