@@ -6,7 +6,8 @@ Sections (``--sections``, all by default)
   its sink is ``noop``; its state is durable in every micro-batch); ``spark``, a chain of two stream-stream joins with
   the default state store, and ``spark-rocksdb`` with RocksDB and its changelog, both also with ``stateFormatVersion`` 4
   (``--spark-formats``); ``ceiling``: the union of the three streams, a shuffle by key, ``mapInArrow`` that gives rows
-  of the result's width, an observation, and the ``noop`` sink.
+  of the result's width, an observation, and the ``noop`` sink; ``ceiling-uncounted``, beside it without a bar: the same
+  with ``spark.sql.execution.arrow.maxBytesPerBatch`` lifted, as flows lift it where it cannot matter.
 - ``small``. Ten rows per stream and micro-batch, against the same flow without any row.
 - ``growth``. 100,000 rows per stream and micro-batch with a window of 1 and of 30 seconds: about 1 and 10 million rows
   of state.
@@ -46,6 +47,7 @@ from rich.table import Table
 
 STREAMS = ("a", "b", "c")
 WARM_UP = 6
+UNCOUNTED = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -131,7 +133,9 @@ def run_spark(rows: int, batches: int, checkpoint: str, provider: str, state_for
         return F.expr(f"{right} between {left} - interval 2 seconds and {left} + interval 2 seconds")
 
     b, c = b.withColumnRenamed("k", "kb"), c.withColumnRenamed("k", "kc")
-    two = a.join(b, (F.col("k") == F.col("kb")) & near("ta", "tb")).drop("kb")
+    # One event time goes on: Spark refuses a second join of rows that have two.
+    plain_time = F.expr("tb + interval 0 seconds")
+    two = a.join(b, (F.col("k") == F.col("kb")) & near("ta", "tb")).drop("kb").withColumn("tb", plain_time)
     three = two.join(c, (F.col("k") == F.col("kc")) & near("ta", "tc")).drop("kc")
     query = three.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     times = watch(query, batches)
@@ -140,10 +144,10 @@ def run_spark(rows: int, batches: int, checkpoint: str, provider: str, state_for
     return times, sum(operator["memoryUsedBytes"] for operator in operators)
 
 
-def run_ceiling(rows: int, batches: int, checkpoint: str) -> tuple[list[int], int]:
+def run_ceiling(rows: int, batches: int, checkpoint: str, **conf: str) -> tuple[list[int], int]:
     from pyspark.sql import functions as F
 
-    spark = session()
+    spark = session(**conf)
     parts = [stream(spark, n, rows).select("k", F.col(f"v{n}").alias("v"), F.col(f"t{n}").alias("t")) for n in STREAMS]
     union = parts[0].union(parts[1]).union(parts[2])
 
@@ -184,6 +188,8 @@ def run_one(plan: str, rows: int, batches: int, window_s: int) -> None:
             times, state, state_rows = run_dovetail(rows, batches, checkpoint, window_s)
         elif plan == "ceiling":
             times, state = run_ceiling(rows, batches, checkpoint)
+        elif plan == "ceiling-uncounted":
+            times, state = run_ceiling(rows, batches, checkpoint, **UNCOUNTED)
         else:
             _, provider, state_format = plan.split("-")
             times, state = run_spark(rows, batches, checkpoint, provider, state_format)
@@ -240,10 +246,11 @@ def section_join(console: Console, options: argparse.Namespace) -> Section:
         table = Table(title=f"Three streams, {rows:,} rows each per micro-batch")
         for column in ("plan", "median ms", "tuples/s", "state bytes", "ours / theirs", "bar"):
             table.add_column(column, justify="left" if column == "plan" else "right")
-        measured = [measure(plan, rows, options.batches) for plan in ("dovetail", "ceiling", *sparks)]
+        plans = ("dovetail", "ceiling", "ceiling-uncounted", *sparks)
+        measured = [measure(plan, rows, options.batches) for plan in plans]
         results += measured
         ours = measured[0]
-        best = max(measured[2:], key=lambda m: float(m["tuples_per_s"]))
+        best = max(measured[-len(sparks) :], key=lambda m: float(m["tuples_per_s"]))
         for each in measured:
             ratio = ours["tuples_per_s"] / each["tuples_per_s"]
             told = ""
