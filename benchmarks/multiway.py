@@ -49,6 +49,7 @@ from rich.table import Table
 
 STREAMS = ("a", "b", "c")
 WARM_UP = 6
+FLINK = "apache-flink==2.3.0"
 # By state store and version of its format; version 4 keeps its state in RocksDB only.
 SPARK_PLANS = ("spark-default-2", "spark-rocksdb-2", "spark-rocksdb-4")
 UNCOUNTED = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
@@ -337,7 +338,7 @@ def flink_python(given: Path | None) -> Path:
     python = directory / "bin" / "python"
     if not (directory / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "apache-flink"], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", FLINK], check=True)
         (directory / "ready").touch()
     return python
 
