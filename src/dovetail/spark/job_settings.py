@@ -43,7 +43,8 @@ def job_settings(spark: SparkSession, schemas: Iterable[T.StructType]) -> dict[s
     limit = re.fullmatch(r"(\d+)b?", str(spark.conf.get(_MOST_BYTES)))
     rows = int(str(spark.conf.get(_MOST_ROWS)))
     known = [width for width in widths if width is not None]
-    if limit and rows > 0 and len(known) == len(widths) and max(known) * rows < int(limit[1]):
+    most_bytes = rows * max(known, default=0)
+    if limit and rows > 0 and len(known) == len(widths) and most_bytes < int(limit[1]):
         settings[_MOST_BYTES] = _WITHOUT_LIMIT
     return settings
 
