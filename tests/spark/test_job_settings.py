@@ -47,7 +47,7 @@ def test_settings_are_put_back_after_a_failure(spark: SparkSession) -> None:
         with set_for_a_while(spark, {BYTES: "5m"}):
             raise ValueError(spark.conf.get(BYTES))
 
-    with pytest.raises(ValueError, match="^5m$"):
+    with pytest.raises(ValueError, match=r"^5m$"):
         fail()
     assert spark.conf.get(BYTES) == before
 
