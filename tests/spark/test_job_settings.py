@@ -35,7 +35,8 @@ def test_limit_of_bytes_is_lifted_only_where_rows_cannot_reach_it(
     spark: SparkSession, schemas: list[T.StructType], conf: dict[str, str], is_lifted: bool
 ) -> None:
     with set_for_a_while(spark, conf):
-        settings = job_settings(spark, schemas)
+        settings = job_settings(spark, schemas, stages_in_jvm=True)
+        assert BYTES not in job_settings(spark, schemas, stages_in_jvm=False)
     assert settings.pop(ADAPTIVE) == "false"
     assert settings == ({BYTES: str(2**31 - 1)} if is_lifted else {})
 

@@ -196,7 +196,8 @@ class CommitProtocol:
         settings: dict[str, str] = {}
         if len(self._steps) == len(self._stages):
             # Not otherwise: whoever transforms rows may join and aggregate, and have Spark plan that as it goes.
-            settings = job_settings(df.sparkSession, [router.schema for router in self._routers.values()])
+            schemas = [router.schema for router in self._routers.values()]
+            settings = job_settings(df.sparkSession, schemas, self._sink.stages_in_jvm)
         with set_for_a_while(df.sparkSession, settings):
             receipt = self._sink.stage(rows, batch)
         fault_point("flow.job.after")

@@ -29,8 +29,10 @@ _WIDTHS: Mapping[type[T.DataType], int] = {
 }
 
 
-def job_settings(spark: SparkSession, schemas: Iterable[T.StructType]) -> dict[str, str]:
+def job_settings(spark: SparkSession, schemas: Iterable[T.StructType], stages_in_jvm: bool) -> dict[str, str]:
     """What to set for a job that has steps only, whose rows go to Python with these columns.
+
+    They go there for the steps alone if the sink stages in the JVM.
 
     Spark plans it before it runs and not again after every shuffle: there is nothing that it could change.
 
@@ -44,7 +46,7 @@ def job_settings(spark: SparkSession, schemas: Iterable[T.StructType]) -> dict[s
     rows = int(str(spark.conf.get(_MOST_ROWS)))
     known = [width for width in widths if width is not None]
     most_bytes = rows * max(known, default=0)
-    if limit and rows > 0 and len(known) == len(widths) and most_bytes < int(limit[1]):
+    if stages_in_jvm and limit and rows > 0 and len(known) == len(widths) and most_bytes < int(limit[1]):
         settings[_MOST_BYTES] = _WITHOUT_LIMIT
     return settings
 

@@ -47,6 +47,9 @@ class Sink(ABC):
 
     kind: str
 
+    stages_in_jvm: bool = False
+    """Whether `stage` keeps the rows away from Python, where settings of the job for rows on their way there matter."""
+
     def open(self, context: SinkContext) -> None:
         """Get ready, or refuse with a `PlanError`; called once before a query starts."""
         self.context = context

@@ -29,6 +29,7 @@ class ParquetSink(Sink):
     """A directory of Parquet files; made by `parquet`."""
 
     kind = "parquet"
+    stages_in_jvm = True
 
     def __init__(self, path: str | os.PathLike[str], compression: str = "snappy") -> None:
         self.path = local_path(path, "path")

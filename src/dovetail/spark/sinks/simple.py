@@ -11,6 +11,7 @@ class NoopSink(Sink):
     """Computes all rows and throws them away, to measure what is before it."""
 
     kind = "noop"
+    stages_in_jvm = True
 
     def stage(self, df: DataFrame, batch: int) -> Receipt:
         """Compute all rows."""
