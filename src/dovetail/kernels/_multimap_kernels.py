@@ -24,8 +24,7 @@ import numpy as np
 from numba import njit
 
 from dovetail.kernels._slots import BLOCK, erase_slot, find_block, find_slot, hash_block
-from dovetail.kernels._vector import LANES, LINE, emit_eight, prefetch
-from dovetail.kernels.hashing import home_slot
+from dovetail.kernels._vector import LANES, emit_eight, prefetch
 
 NEXT_SEQ = 0  # the first number not yet considered by the writer
 OLDEST_SEQ = 1  # no live entry has a smaller number
@@ -36,6 +35,7 @@ STATE_SIZE = 4
 LOW_HALF = np.int64(0xFFFFFFFF)
 FREE = np.int64(-1)
 POSITION = np.int64(0x7FFFFFFF)
+_CHAINS = 64  # chains walked together: more than the processor has loads under way
 DOOMED = np.int64(1 << 31)  # marks an entry about to go; positions stay below it, so the bit is free
 
 
@@ -111,6 +111,40 @@ def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any
 
 
 @njit(cache=True)
+def _walk_chains(
+    entries: Any,
+    chains: Any,
+    chain_count: Any,
+    left_over: Any,
+    cursor: Any,
+    before_cursor: Any,
+    from_cursor: Any,
+    out_places: Any,
+) -> Any:
+    """Write the places of the entries of chains: rows of (entry before, where to write, how many are left).
+
+    All chains go on by one entry in turn, so that the entries asked for are on their way from memory while the others
+    are written: one chain alone would wait for each of its entries. Therefore the longest ones, `left_over` at most, are
+    left for the next call; their number is given back.
+    """
+    while chain_count > left_over:
+        going_on = 0
+        for i in range(chain_count):
+            position = entries[2 * chains[i, 0] + 1] & LOW_HALF
+            target = chains[i, 1]
+            left = chains[i, 2] - 1
+            out_places[target] = position + (from_cursor if position >= cursor else before_cursor)
+            if left > 0:
+                prefetch(entries, 2 * position)
+                chains[going_on, 0] = position
+                chains[going_on, 1] = target + 1
+                chains[going_on, 2] = left
+                going_on += 1
+        chain_count = going_on
+    return chain_count
+
+
+@njit(cache=True)
 def probe_into(
     slots: Any,
     entries: Any,
@@ -148,6 +182,8 @@ def probe_into(
     homes = np.empty(BLOCK, dtype=np.uint32)
     next_homes = np.empty(BLOCK, dtype=np.uint32)
     aside = np.empty(BLOCK, dtype=np.uint32)
+    chains = np.empty((_CHAINS, 3), dtype=np.int64)
+    chain_count = 0
     hash_block(slots, codes, row, min(row + BLOCK, codes.size), homes)
     for start in range(row, codes.size, BLOCK):
         stop = min(start + BLOCK, codes.size)
@@ -165,18 +201,31 @@ def probe_into(
                 count = words[row - start] & LOW_HALF
                 if count == 0:
                     continue
+                tail = words[row - start] >> 32
                 fitting = min(count, limit - pair)
-                position = words[row - start] >> 32
-                if count > 1:
-                    position = entries[2 * position + 1] & LOW_HALF
-                for k in range(fitting):
-                    out_rows[pair] = row
-                    out_places[pair] = position + (from_cursor if position >= cursor else before_cursor)
-                    pair += 1
-                    if k + 1 < count:
-                        position = entries[2 * position + 1] & LOW_HALF
+                for k in range(pair, pair + fitting):
+                    out_rows[k] = row
                 if fitting < count:
-                    return pair, row, position, count - fitting
+                    _walk_chains(entries, chains, chain_count, 0, cursor, before_cursor, from_cursor, out_places)
+                    position = entries[2 * tail + 1] & LOW_HALF
+                    for k in range(pair, limit):
+                        out_places[k] = position + (from_cursor if position >= cursor else before_cursor)
+                        position = entries[2 * position + 1] & LOW_HALF
+                    return limit, row, position, count - fitting
+                if count == 1:
+                    out_places[pair] = tail + (from_cursor if tail >= cursor else before_cursor)
+                else:
+                    prefetch(entries, 2 * tail)
+                    chains[chain_count, 0] = tail
+                    chains[chain_count, 1] = pair
+                    chains[chain_count, 2] = count
+                    chain_count += 1
+                    if chain_count == _CHAINS:
+                        chain_count = _walk_chains(
+                            entries, chains, chain_count, _CHAINS // 2, cursor, before_cursor, from_cursor, out_places
+                        )
+                pair += count
+    _walk_chains(entries, chains, chain_count, 0, cursor, before_cursor, from_cursor, out_places)
     return pair, codes.size, np.int64(0), np.int64(0)
 
 
@@ -231,7 +280,11 @@ def advance_oldest(entries: Any, state: Any) -> Any:
 def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -> None:
     """Remove as many entries as fit the output, the oldest first; the caller knows there are as many."""
     ring = entries.size // 2
-    line_count = slots.size // LINE
+    codes = np.empty(BLOCK, dtype=np.int64)
+    words = np.empty(BLOCK, dtype=np.int64)
+    homes = np.empty(BLOCK, dtype=np.uint32)
+    next_homes = np.empty(BLOCK, dtype=np.uint32)
+    aside = np.empty(BLOCK, dtype=np.uint32)
     lap = state[OLDEST_SEQ] // ring
     position = state[OLDEST_SEQ] - lap * ring
     asked_from = asked_to = position
@@ -244,9 +297,12 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
         if not asked_from <= position < asked_to:
             # The next to go are most likely the next in the ring.
             asked_from = position
-            asked_to = min(position + BLOCK // 2, ring)
-            for ahead in range(asked_from, asked_to):
-                prefetch(slots, LINE * home_slot(entries[2 * ahead], line_count))
+            asked_to = min(position + BLOCK, ring, position + out_seqs.size - i)
+            ahead = asked_to - asked_from
+            for k in range(ahead):
+                codes[k] = entries[2 * (asked_from + k)]
+            hash_block(slots, codes, 0, ahead, homes)
+            _ask_for_block(slots, entries, codes, 0, ahead, homes, next_homes, aside, words)
         slot = find_slot(slots, entries[2 * position])
         word = slots[2 * slot + 1]
         # The oldest of all is the oldest of its code: the one that the code's newest entry points at.
@@ -337,6 +393,34 @@ def first_dead_seq(entries: Any, seqs: Any) -> Any:
 
 
 @njit(cache=True)
+def _remove_doomed(slots: Any, entries: Any, ring: Any, state: Any, code: Any) -> None:
+    """Remove the entries of a code that are marked, and link those that stay."""
+    slot = find_slot(slots, code)
+    word = slots[2 * slot + 1]
+    position = entries[2 * (word >> 32) + 1] & POSITION
+    oldest_kept = position
+    newest_kept = position
+    kept = 0
+    for _ in range(word & LOW_HALF):
+        entry_word = entries[2 * position + 1]
+        if entry_word & DOOMED:
+            _release_entry(entries, ring, state, position)
+        else:
+            if kept == 0:
+                oldest_kept = position
+            else:
+                entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | position
+            newest_kept = position
+            kept += 1
+        position = entry_word & POSITION
+    if kept == 0:
+        erase_slot(slots, slot)
+    else:
+        entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | oldest_kept
+        slots[2 * slot + 1] = (newest_kept << 32) | kept
+
+
+@njit(cache=True)
 def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
     """Remove live entries by number and give how many there were, repetitions not counted.
 
@@ -344,35 +428,29 @@ def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
     """
     ring = entries.size // 2
     live_before = state[LIVE]
-    for i in range(seqs.size):
-        entries[2 * (seqs[i] % ring) + 1] |= DOOMED
-    for i in range(seqs.size):
-        victim = seqs[i] % ring
-        if entries[2 * victim + 1] < 0:
-            continue  # gone with an earlier victim of the same code
-        slot = find_slot(slots, entries[2 * victim])
-        word = slots[2 * slot + 1]
-        position = entries[2 * (word >> 32) + 1] & POSITION
-        oldest_kept = position
-        newest_kept = position
-        kept = 0
-        for _ in range(word & LOW_HALF):
-            entry_word = entries[2 * position + 1]
-            if entry_word & DOOMED:
-                _release_entry(entries, ring, state, position)
-            else:
-                if kept == 0:
-                    oldest_kept = position
-                else:
-                    entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | position
-                newest_kept = position
-                kept += 1
-            position = entry_word & POSITION
-        if kept == 0:
-            erase_slot(slots, slot)
-        else:
-            entries[2 * newest_kept + 1] = (entries[2 * newest_kept + 1] & ~LOW_HALF) | oldest_kept
-            slots[2 * slot + 1] = (newest_kept << 32) | kept
+    victims = np.empty(BLOCK, dtype=np.int64)
+    codes = np.empty(BLOCK, dtype=np.int64)
+    words = np.empty(BLOCK, dtype=np.int64)
+    homes = np.empty(BLOCK, dtype=np.uint32)
+    next_homes = np.empty(BLOCK, dtype=np.uint32)
+    aside = np.empty(BLOCK, dtype=np.uint32)
+    for start in range(0, seqs.size, BLOCK):
+        size = min(BLOCK, seqs.size - start)
+        for k in range(size):
+            victims[k] = seqs[start + k] % ring
+            prefetch(entries, 2 * victims[k])
+        for k in range(size):
+            entries[2 * victims[k] + 1] |= DOOMED
+    for start in range(0, seqs.size, BLOCK):
+        size = min(BLOCK, seqs.size - start)
+        for k in range(size):
+            victims[k] = seqs[start + k] % ring
+            codes[k] = entries[2 * victims[k]]
+        hash_block(slots, codes, 0, size, homes)
+        _ask_for_block(slots, entries, codes, 0, size, homes, next_homes, aside, words)
+        for k in range(size):
+            if entries[2 * victims[k] + 1] >= 0:  # not gone yet with an earlier victim of the same code
+                _remove_doomed(slots, entries, ring, state, codes[k])
     return live_before - state[LIVE]
 
 

@@ -11,9 +11,16 @@ Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 
 @njit(cache=True)
-def _set_bits(flags: Any, positions: Any, bits: Any) -> None:
+def _set_bits(flags: Any, positions: Any, bits: Any) -> Any:
+    """Tell whether all positions are there; nothing is set if not."""
+    is_outside = False
+    for i in range(positions.size):
+        is_outside |= (positions[i] < 0) | (positions[i] >= flags.size)
+    if is_outside:
+        return False
     for i in range(positions.size):
         flags[positions[i]] |= bits
+    return True
 
 
 def set_bits(flags: UInt8Array, positions: Positions, bits: np.uint8) -> None:
@@ -26,6 +33,5 @@ def set_bits(flags: UInt8Array, positions: Positions, bits: np.uint8) -> None:
     >>> flags.tolist()
     [0, 5, 1]
     """
-    if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= flags.size):
+    if not _set_bits(flags, positions, bits):
         raise IndexError(f"A position is outside of the {flags.size} flags.")
-    _set_bits(flags, positions, bits)

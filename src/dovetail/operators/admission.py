@@ -193,6 +193,7 @@ class Admission(JoinCore):
                     return start
                 stop = start + (stop - start) // 2
             yield from self._take_in_piece(piece, entering, answer, answered)
+            del answer  # no longer accounted for, so it must not be held while the next one is made
             start = stop
         return start
 
@@ -253,21 +254,18 @@ class Admission(JoinCore):
 
     def _enter(self, piece: Offered, entering: Int64Array) -> None:
         """Count a piece as accepted, and let rows of it enter the window."""
-        tickets = np.arange(self._arrivals, self._arrivals + len(piece), dtype=np.int64)
+        first_ticket = self._arrivals
         self._arrivals += len(piece)
         self.metrics.stream_tuples_in += len(piece) + piece.dropped
         self._count_shed(piece.dropped)
         self.metrics.null_key_tuples += int(np.count_nonzero(piece.is_null))
         if entering.size:
             window = self._window_for(piece.rows)
-            rows = piece.rows if entering.size == len(piece) else piece.rows.take(pa.array(entering))
-            window.insert(
-                piece.codes[entering],
-                rows,
-                int(tickets[entering[0]]),
-                self._deadline(),
-                tickets[entering] if self.spec.ordered else None,
-            )
+            rows, codes = piece.rows, piece.codes
+            if entering.size < len(piece):
+                rows, codes = rows.take(pa.array(entering)), codes[entering]
+            tickets = first_ticket + entering if self.spec.ordered else None
+            window.insert(codes, rows, first_ticket + int(entering[0]), self._deadline(), tickets)
             self._entered_since_step += entering.size
             self._account_window()
             self._update_boundary()

@@ -81,8 +81,11 @@ class SemiStreamOperator(Admission, ABC):
         rows = batch.select(self._stream_columns.names)
         if self.spec.has_equality:
             column = batch.column(CODE_COLUMN)
-            codes = np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-            is_null = np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)
+            if column.null_count:
+                codes = np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+                is_null = np.asarray(column.is_null().to_numpy(zero_copy_only=False), np.bool_)
+            else:
+                codes, is_null = column.to_numpy(), np.zeros(batch.num_rows, np.bool_)
         else:
             # Without equality the map is only a queue: any different codes will do.
             codes = np.arange(self._arrivals, self._arrivals + batch.num_rows, dtype=np.int64)
@@ -267,6 +270,7 @@ class SemiStreamOperator(Admission, ABC):
                     spent = time.perf_counter() - began
                     self.metrics.cpu_seconds += max(0.0, spent - (self.metrics.disk_seconds - disk_before))
                 yield batch
+                del batch  # whoever took it may have let it go, and its memory is wanted for the next one
         finally:
             self._is_running = False
             work.close()  # type: ignore[attr-defined]

@@ -118,8 +118,9 @@ class ChunkQueue:
     def count_out(self, seqs: Int64Array) -> None:
         """The tuples with these numbers have left."""
         numbers = self._numbers[:, self._start : self._stop]
-        gone = np.bincount(np.searchsorted(numbers[_LAST_SEQ], seqs, side="left"), minlength=len(self))
-        numbers[_LIVE] -= gone
+        # Few chunks are looked for among many tuples, in order: several times faster than each tuple among the chunks.
+        gone = np.searchsorted(np.sort(seqs), numbers[_LAST_SEQ], side="right")
+        numbers[_LIVE] -= np.diff(gone, prepend=0)
         is_left = numbers[_LIVE] > 0
         if not is_left.all():
             kept = numbers[:, is_left]

@@ -170,6 +170,7 @@ class Results:
                 self.reserve(size_bytes)
                 on_progress(stop)
                 yield from self.hand_out(batch, size_bytes)
+            del batch  # no longer accounted for, so it must not be held while the next one is made
             start = stop
 
     # ---------------------------------------------------------------- ordered output

@@ -46,17 +46,19 @@ class TupleStore:
     def __init__(self, schema: pa.Schema, ring_size: int) -> None:
         self.schema = schema
         self._ring_size = ring_size
-        self._fixed: dict[int, npt.NDArray[np.generic]] = {}
+        self._fixed: dict[int, _FixedColumn] = {}
         self._paged: dict[int, _PagedColumn] = {}
         for index, column in enumerate(schema):
             if is_fixed_width(column.type):
-                self._fixed[index] = np.empty(ring_size, _storage_dtype(column.type))
+                data = np.empty(ring_size, _storage_dtype(column.type))
+                plane, bit = divmod(len(self._fixed), 8)
+                is_plain = data.dtype.kind == "u" and not pa.types.is_boolean(column.type)
+                self._fixed[index] = _FixedColumn(column.type, data, plane, bit, is_plain)
             else:
                 self._paged[index] = _PagedColumn(column.type, ring_size)
         # One bit per fixed column and tuple, eight columns to a plane.
         self._null_planes = np.zeros((_plane_count(len(self._fixed)), ring_size), np.uint8)
         self._has_nulls = False  # as long as there never was one, nothing needs to be looked up
-        self._null_bit = {index: divmod(order, 8) for order, index in enumerate(self._fixed)}
 
     @staticmethod
     def fixed_bytes_per_position(schema: pa.Schema) -> int:
@@ -73,7 +75,7 @@ class TupleStore:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        fixed = sum(data.nbytes for data in self._fixed.values())
+        fixed = sum(column.data.nbytes for column in self._fixed.values())
         return fixed + self._null_planes.nbytes + sum(column.nbytes for column in self._paged.values())
 
     @property
@@ -89,19 +91,17 @@ class TupleStore:
         """Bytes that the next `tidy` needs for a moment, while old and new pages both exist."""
         return max((column.merge_bytes() for column in self._paged.values()), default=0)
 
-    def write(self, positions: Positions, batch: pa.RecordBatch) -> None:
-        """Put row i of the batch at ``positions[i]``, where no tuple is."""
-        target = _as_slice(positions)
-        for index, data in self._fixed.items():
+    def write(self, positions: Positions | slice, batch: pa.RecordBatch) -> None:
+        """Put row i of the batch at ``positions[i]``, where no tuple is; or at the i-th position of a slice."""
+        for index, fixed in self._fixed.items():
             column = batch.column(index)
-            data[target] = fixed_values(column)
-            plane, bit = self._null_bit[index]
-            nulls = self._null_planes[plane]
-            if bit == 0:
-                nulls[target] = 0
+            fixed.data[positions] = fixed_values(column)
+            nulls = self._null_planes[fixed.plane]
+            if fixed.bit == 0:
+                nulls[positions] = 0
             if column.null_count:
                 self._has_nulls = True
-                nulls[target] |= _null_bytes(column) << np.uint8(bit)
+                nulls[positions] |= _null_bytes(column) << np.uint8(fixed.bit)
         for index, paged in self._paged.items():
             paged.write(positions, batch.column(index))
 
@@ -110,27 +110,29 @@ class TupleStore:
         planes: dict[int, npt.NDArray[np.uint8] | None] = {}
         columns = []
         for index in indices:
-            if index in self._paged:
+            fixed = self._fixed.get(index)
+            if fixed is None:
                 columns.append(self._paged[index].gather(positions))
                 continue
-            plane, bit = self._null_bit[index]
-            if plane not in planes and not self._has_nulls:
-                planes[plane] = None
-            elif plane not in planes:
-                nulls = np.take(self._null_planes[plane], positions, mode="clip")
-                planes[plane] = nulls if nulls.any() else None
-            gathered, nulls_here = np.take(self._fixed[index], positions, mode="clip"), planes[plane]
-            is_null = None if nulls_here is None else (nulls_here >> np.uint8(bit)) & np.uint8(1)
-            columns.append(fixed_array(self.schema.field(index).type, gathered, is_null))
+            gathered = fixed.data.take(positions, mode="clip")
+            if fixed.is_plain and not self._has_nulls:
+                # At small windows a step gathers so few tuples that every call counts.
+                columns.append(pa.Array.from_buffers(fixed.kind, gathered.size, [None, pa.py_buffer(gathered)]))
+                continue
+            if fixed.plane not in planes:
+                nulls = self._null_planes[fixed.plane].take(positions, mode="clip")
+                planes[fixed.plane] = nulls if nulls.any() else None
+            nulls_here = planes[fixed.plane]
+            is_null = None if nulls_here is None else (nulls_here >> np.uint8(fixed.bit)) & np.uint8(1)
+            columns.append(fixed_array(fixed.kind, gathered, is_null))
         return columns
 
     def move(self, positions: Positions, ring_size: int) -> None:
         """Go over to another ring, in which the tuple at ``positions[i]`` is at i; one column after the other."""
-        for index in self._fixed:
+        for column in self._fixed.values():
             # The old column is let go before the new one is made.
-            kept = self._fixed[index][positions]
-            self._fixed[index] = kept
-            self._fixed[index] = spread(kept, ring_size)
+            column.data = column.data[positions]
+            column.data = spread(column.data, ring_size)
         planes = self._null_planes[:, positions]
         self._null_planes = np.zeros((planes.shape[0], ring_size), np.uint8)
         self._null_planes[:, : planes.shape[1]] = planes
@@ -193,6 +195,29 @@ def copy_of(column: pa.Array) -> pa.Array:
     return column.take(pa.array(np.arange(len(column))))
 
 
+@dataclass(slots=True)
+class _FixedColumn:
+    """One column of fixed width: its values by position, and where its bit for NULL is.
+
+    Attributes
+    ----------
+    kind
+        Its type.
+    data
+        The values.
+    plane, bit
+        Which plane of NULLs, and which bit of it.
+    is_plain
+        Whether its values are numbers to numpy as they are to Arrow.
+    """
+
+    kind: pa.DataType
+    data: npt.NDArray[np.generic]
+    plane: int
+    bit: int
+    is_plain: bool
+
+
 @dataclass
 class _Page:
     first_row: int
@@ -222,7 +247,7 @@ class _PagedColumn:
     def reclaimable_bytes(self) -> int:
         return sum(p.nbytes * (len(p.rows) - p.live) // max(1, len(p.rows)) for p in self._pages)
 
-    def write(self, positions: Positions, column: pa.Array) -> None:
+    def write(self, positions: Positions | slice, column: pa.Array) -> None:
         if len(column) == 0:
             return
         self._row_at[positions] = np.arange(self._next_row, self._next_row + len(column))
@@ -338,11 +363,3 @@ def _plane_count(columns: int) -> int:
 def _null_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
     nulls: npt.NDArray[np.uint8] = column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
     return nulls
-
-
-def _as_slice(positions: Positions) -> slice | Positions:
-    """A slice where the positions are consecutive: copying beats scattering."""
-    count = positions.size
-    if count and positions[-1] - positions[0] == count - 1 and (count < 3 or bool((np.diff(positions) == 1).all())):
-        return slice(int(positions[0]), int(positions[0]) + count)
-    return positions

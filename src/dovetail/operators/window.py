@@ -156,7 +156,7 @@ class StreamWindow:
         if codes.size == 0:
             return
         seqs = self.index.insert(codes)
-        positions = self.index.positions_of(seqs)
+        positions = self._places_of(seqs)
         self._store.write(positions, batch)
         self._is_matched[positions] = 0 if is_matched is None else is_matched
         if tickets is not None:
@@ -165,6 +165,14 @@ class StreamWindow:
             self.chunks.extend_newest(int(seqs[-1]), codes.size)
         else:
             self.chunks.append(Chunk(int(seqs[-1]), codes.size, arrival, deadline))
+
+    def _places_of(self, seqs: Int64Array) -> Int64Array | slice:
+        """The positions of tuples just numbered; a slice where they are consecutive: copying beats scattering."""
+        start = int(seqs[0]) % self.index.ring_size
+        is_dense = int(seqs[-1]) - int(seqs[0]) == seqs.size - 1
+        if is_dense and start + seqs.size <= self.index.ring_size:
+            return slice(start, start + seqs.size)
+        return self.index.positions_of(seqs)
 
     # ---------------------------------------------------------------- reading
 
