@@ -36,12 +36,15 @@ def measure_cpu(table_entries: tuple[int, ...], repeats: int) -> dict[str, Any]:
     # How costs depend on a table's size is the kernels' to tell, what they are at one size the operators'.
     size = min(_OPERATOR_ROWS, max(table_entries) * 4)
     times = measure_operators(size, repeats)
+    # HYBRIDJOIN's tuples leave one way and MESHJOIN's the other; all else of a cycle over everything is the same.
+    remove_s = max(curves["remove_s"].at(size), curves["expire_s"].at(size) + times.removal_s)
+    curves["remove_s"] = curves["remove_s"].scaled(remove_s / curves["remove_s"].at(size))
     curves["append_s"] = curves["append_s"].scaled(times.append_s / curves["append_s"].at(size))
     rows["output_s"] = times.output_s
     # A hit is a probe and a result, which the model has as a term of its own.
     probe_s = max(curves["cache_probe_s"].at(size), times.hit_s - times.output_s)
     curves["cache_probe_s"] = curves["cache_probe_s"].scaled(probe_s / curves["cache_probe_s"].at(size))
-    return curves | rows | {"step_s": times.step_s}
+    return curves | rows | {"step_s": times.step_s, "index_step_s": times.index_step_s}
 
 
 def _measure_table(entries: int, repeats: int) -> dict[str, float]:
@@ -55,18 +58,27 @@ def _measure_table(entries: int, repeats: int) -> dict[str, float]:
     chunks = [generator.integers(0, entries, chunk, dtype=np.int64) for _ in range(repeats + 1)]
     rows = generator.integers(0, int(entries / _WINDOW_HIT_RATIO), _BLOCK_ROWS, dtype=np.int64)
     tuples = generator.integers(0, int(entries / _CACHE_HIT_RATIO), _BLOCK_ROWS, dtype=np.int64)
-    expire_s, append_s, probe_s, cache_probe_s = [], [], [], []
+    expire_s, remove_s, append_s, probe_s, cache_probe_s = [], [], [], [], []
     for new_codes in chunks:
         expire_s.append(_seconds(lambda: window.index.remove_oldest(chunk)) / chunk)
         append_s.append(_seconds(partial(window.append, new_codes)) / chunk)
         probe_s.append(_seconds(lambda: window.index.probe(rows)) / _BLOCK_ROWS)
         cache_probe_s.append(_seconds(lambda: cache.probe(tuples)) / _BLOCK_ROWS)
+    for _ in chunks:
+        # Those of scattered codes leave, and others come to where they were.
+        leaving = generator.permutation(window.index.codes_of(window.index.live_seqs()))[:chunk]
+        removal_s = _seconds(partial(window.index.remove_codes, leaving))
+        room = entries - len(window.index)
+        refill_s = _seconds(partial(window.append, generator.integers(0, entries, room, dtype=np.int64)))
+        remove_s.append((removal_s + refill_s) / room)
+    append = statistics.median(append_s[1:])
     return {
         # The first round compiles what is not compiled yet.
         "probe_s": statistics.median(probe_s[1:]),
         "cache_probe_s": statistics.median(cache_probe_s[1:]),
         "expire_s": statistics.median(expire_s[1:]),
-        "append_s": statistics.median(append_s[1:]),
+        "remove_s": max(0.0, statistics.median(remove_s[1:]) - append),
+        "append_s": append,
     }
 
 

@@ -26,22 +26,33 @@ _STREAM_SCHEMA = pa.schema({"__code": pa.int64(), "k": pa.int64(), "v": pa.int64
 _BUDGET_BYTES = 64_000_000
 _STEPS = 128
 _SMALL_BLOCK_ROWS = 16
+_VISITED_ROWS = 256  # the index leads to so many rows at once
 
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """Seconds of a step with next to nothing to do, and per tuple that enters, result, and hit of a cache."""
+    """Seconds of a step with next to nothing to do, and per tuple that enters, result, and hit of a cache.
+
+    Attributes
+    ----------
+    index_step_s
+        The same for a step that finds its block by the index.
+    removal_s
+        What a tuple that leaves from the middle costs more than one that leaves by age.
+    """
 
     step_s: float
+    index_step_s: float
     append_s: float
+    removal_s: float
     output_s: float
     hit_s: float
 
 
 def measure_operators(rows: int, repeats: int) -> OperatorTimes:
-    """Run MESHJOIN and SSBJ on a relation of so many rows of 120 bytes, with a window of as many tuples."""
+    """Run MESHJOIN, HYBRIDJOIN and SSBJ on a relation of so many rows of 120 bytes, with a window of as many tuples."""
     # The operators know the models; here it is the other way round, and only while measuring.
-    from dovetail.operators import BalancedJoin, MeshJoin, join_spec
+    from dovetail.operators import BalancedJoin, HybridJoin, MeshJoin, join_spec
     from dovetail.relation import Relation
 
     generator = np.random.Generator(np.random.PCG64(11))
@@ -52,10 +63,21 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
         matched, unmatched = (_batch(generator.permutation(keys) + odd) for odd in (0, 1))
 
         mesh = MeshJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES))
-        add_s, output_s = [], []
+        hybrid = HybridJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES, block_rows=rows))
+        visits = max(2, rows // _VISITED_ROWS)
+        visiting = HybridJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES, block_rows=-(-rows // visits)))
+        add_s, removal_s, index_step_s, output_s = [], [], [], []
         for _ in range(repeats + 1):
             add_s.append(_seconds(lambda: _consume(mesh.offer(matched))))
             with_output_s = _seconds(lambda: _consume(mesh.drain()))
+            _consume(hybrid.offer(matched))
+            in_one_step_s = _seconds(lambda: _consume(hybrid.drain()))
+            removal_s.append(max(0.0, in_one_step_s - with_output_s))
+            _consume(visiting.offer(matched))
+            steps_before = visiting.metrics.disk_steps
+            in_steps_s = _seconds(lambda: _consume(visiting.drain()))
+            steps = visiting.metrics.disk_steps - steps_before
+            index_step_s.append(max(0.0, in_steps_s - in_one_step_s) / max(1, steps - 1))
             _consume(mesh.offer(unmatched))
             output_s.append(max(0.0, with_output_s - _seconds(lambda: _consume(mesh.drain()))))
 
@@ -80,7 +102,9 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
     append_s, per_output_s = statistics.median(add_s[1:]) / rows, statistics.median(output_s[1:]) / rows
     return OperatorTimes(
         step_s=max(0.0, statistics.median(step_s[1:]) - few * (append_s + per_output_s)),
+        index_step_s=statistics.median(index_step_s[1:]),
         append_s=append_s,
+        removal_s=statistics.median(removal_s[1:]) / rows,
         output_s=per_output_s,
         hit_s=statistics.median(hit_s[1:]) / rows,
     )

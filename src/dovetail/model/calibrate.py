@@ -28,7 +28,7 @@ __all__ = ["calibrate", "default_path", "fingerprint", "measure"]
 
 DiskAccess = Literal["direct", "cached"]
 
-_FORMAT = 2
+_FORMAT = 3
 _MAX_AGE_DAYS = 30
 _TABLE_ENTRIES = (1 << 12, 1 << 16, 1 << 20)
 

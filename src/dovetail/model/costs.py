@@ -9,17 +9,21 @@ field                  symbol     cost of
 `probe_s`              c_H        looking up one relation row in the window (H, H_S)
 `cache_probe_s`        c_H        looking up one stream tuple in the cache (H_R)
 `output_s`             c_O        making one result tuple
-`expire_s`             c_E        removing one tuple from window and queue
+`expire_s`             c_E        removing the oldest tuple from window and queue (MESHJOIN, SSBJ)
+`remove_s`             c_E        removing one tuple from their middle (HYBRIDJOIN)
 `stream_read_s`        c_S        reading one tuple from the stream buffer
 `append_s`             c_A        adding one tuple to window and queue
 `switch_s`             c_B        switching one relation row into the cache
 `lookup_s`             (ours)     finding one code's rows in the index
 `gather_s`             (ours)     fetching one relation row at a known position, its page in memory
 `step_s`               (ours)     starting one iteration, whatever it does
+`index_step_s`         (ours)     the same for one that finds its block by the index (HYBRIDJOIN)
 =====================  =========  ================================================================
 
-The papers take the last three as nothing and c_H as one number; MESHJOIN's table 1 does say that c_H belongs
-to "a hash table of size w N_R / b", so costs that depend on a table's size are a `Curve` over its entries.
+The papers take the last four as nothing and c_H as one number; MESHJOIN's table 1 does say that c_H belongs
+to "a hash table of size w N_R / b", so costs that depend on a table's size are a `Curve` over its entries. c_E is
+one symbol for two things: tuples that leave by age lie next to each other, those of a block's codes lie anywhere, and
+so do the places that they leave to the next to come, which `remove_s` includes.
 """
 
 import math
@@ -134,12 +138,14 @@ class CostFactors:
     cache_probe_s: Curve = _ZERO
     output_s: float = 0.0
     expire_s: Curve = _ZERO
+    remove_s: Curve = _ZERO
     stream_read_s: float = 0.0
     append_s: Curve = _ZERO
     switch_s: float = 0.0
     lookup_s: float = 0.0
     gather_s: float = 0.0
     step_s: float = 0.0
+    index_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -164,7 +170,7 @@ class CostFactors:
         append_s: float = 0.0,
         switch_s: float = 0.0,
     ) -> Self:
-        """Make factors as the papers have them: one number per symbol, one c_H for both tables.
+        """Make factors as the papers have them: one number per symbol, one c_H for both tables, one c_E.
 
         Examples
         --------
@@ -178,6 +184,7 @@ class CostFactors:
             cache_probe_s=Curve.constant(probe_s),
             output_s=output_s,
             expire_s=Curve.constant(expire_s),
+            remove_s=Curve.constant(expire_s),
             stream_read_s=stream_read_s,
             append_s=Curve.constant(append_s),
             switch_s=switch_s,

@@ -114,11 +114,11 @@ def loop_cost(
             "read": factors.read_seconds(block_bytes, sequential=False),
             "probe": block_bytes / relation_row_bytes * factors.probe_s.at(window_tuples),
             "output": stream_tuples * matches_per_tuple * factors.output_s,
-            "expire": stream_tuples * factors.expire_s.at(window_tuples),
+            "expire": stream_tuples * factors.remove_s.at(window_tuples),
             "stream": stream_tuples * factors.stream_read_s,
             "append": stream_tuples * factors.append_s.at(window_tuples),
             "lookup": factors.lookup_s,
-            "step": factors.step_s,
+            "step": factors.index_step_s,
         },
         stream_tuples=stream_tuples,
     )

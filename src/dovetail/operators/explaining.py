@@ -36,11 +36,13 @@ def factors_for(shard: RelationShard) -> CostFactors:
         cache_probe_s=Curve.constant(30e-9),
         output_s=150e-9,
         expire_s=Curve.constant(60e-9),
+        remove_s=Curve.constant(200e-9),
         stream_read_s=10e-9,
         append_s=Curve.constant(80e-9),
         lookup_s=300e-9,
         gather_s=700e-9,
         step_s=3e-4,
+        index_step_s=4e-4,
     )
     if isinstance(disk, SimulatedDisk):
         return cpu.with_disk(seek_s=disk.seek_s, bandwidth_bytes_per_s=disk.bandwidth_bytes_per_s)

@@ -76,8 +76,6 @@ class _Visit:
         Codes that took part, ascending.
     is_begun
         Whether a block of it has been joined to the end.
-    positions_met
-        The tuples that took part, where they are few and all of them are known; None where they must be looked up.
     """
 
     code: int
@@ -88,7 +86,6 @@ class _Visit:
     high_code: int | None = None
     codes_met: Int64Array = field(default_factory=lambda: _NO_CODES)
     is_begun: bool = False
-    positions_met: Positions | None = None
 
     def has_all_of(self, queries: Int64Array, starts: Int64Array, stops: Int64Array, count: int) -> BoolArray:
         """Which of ``count`` codes have all their ranges, as ``locate`` gives them, in this visit."""
@@ -104,6 +101,14 @@ class _Visit:
             low, high = int(block.codes.min()), int(block.codes.max())
             self.low_code = low if self.low_code is None else min(low, self.low_code)
             self.high_code = high if self.high_code is None else max(high, self.high_code)
+
+    def note_met(self, codes: Int64Array, ascend: bool) -> None:
+        """Codes took part; where codes ascend with positions, they come in order, but those of a cut may repeat."""
+        met = self.codes_met
+        if ascend and codes.size and (met.size == 0 or met[-1] < codes[0]):
+            self.codes_met = np.concatenate([met, codes])
+        else:
+            self.codes_met = np.union1d(met, codes)
 
     def advance(self) -> None:
         """The block that was being joined is done."""
@@ -155,7 +160,6 @@ class HybridJoin(SemiStreamOperator):
             return
         # Read the oldest join attribute value from Q.
         visit = self._visit = self._unfinished or self._visit_for(oldest[1])
-        visit.positions_met = None
         while visit.unread:
             # Load a partition p of R into the disk buffer, using that value as an index.
             block = self._read_block(visit.unread[0][0], self._rows_to_read(visit))
@@ -191,7 +195,7 @@ class HybridJoin(SemiStreamOperator):
         if self.spec.ordered:
             still = np.arange(rows.size) if kept is None else kept
             kept = still[~window.is_done_at(positions[still])]
-        self._note_met(visit, block, distinct[takes_part], rows, positions, kept)
+        visit.note_met(distinct[takes_part], ascend=self.spec.shard.num_segments == 1)
         if kept is None:
             return super()._matches(block, rows, positions)
         verified = super()._matches(block, rows[kept], positions[kept])
@@ -200,6 +204,8 @@ class HybridJoin(SemiStreamOperator):
     def _takes_part(self, visit: _Visit, block: RelationBlock, codes: Int64Array) -> BoolArray:
         """Which codes, all of one block and in its order, have all their rows in the visit."""
         shard = self.spec.shard
+        if shard.stats.is_unique:
+            return np.ones(codes.size, np.bool_)
         if shard.num_segments > 1:
             return visit.has_all_of(*shard.locate(codes), codes.size)
         # Codes and positions ascend together: a code that is neither the block's first nor its last has no rows
@@ -208,28 +214,6 @@ class HybridJoin(SemiStreamOperator):
         unsure = np.flatnonzero(~takes_part)
         takes_part[unsure] = visit.has_all_of(*shard.locate(codes[unsure]), unsure.size)
         return takes_part
-
-    def _note_met(
-        self,
-        visit: _Visit,
-        block: RelationBlock,
-        codes: Int64Array,
-        rows: Positions,
-        positions: Positions,
-        kept: Int64Array | None,
-    ) -> None:
-        """Remember the codes that took part, and the tuples if these are all and each is there once."""
-        is_alone = not visit.is_begun and self._pairs_done == 0 and visit.codes_met.size == 0
-        if not is_alone or self.spec.shard.num_segments > 1:
-            visit.codes_met, visit.positions_met = np.union1d(visit.codes_met, codes), None
-            return
-        visit.codes_met = codes
-        if self.spec.ordered or self.spec.how in ("semi", "anti") or visit.unread != [(block.start, block.stop)]:
-            return
-        if kept is not None:
-            rows, positions = rows[kept], positions[kept]
-        if codes.size and np.count_nonzero(rows[1:] != rows[:-1]) + 1 == codes.size:
-            visit.positions_met = positions
 
     # ---------------------------------------------------------------- where to read
 
@@ -282,12 +266,11 @@ class HybridJoin(SemiStreamOperator):
                 self.results.cut_ticket = None
             yield from self._leave_done()
             return
-        if visit.positions_met is not None:
-            # Forgotten first: should this be interrupted, the rest is found by its codes.
-            met, visit.positions_met = visit.positions_met, None
-            yield from self._leave(met)
-            leaving = leaving[:0] if has_met else np.array([visit.code])
-        yield from self._leave_codes(leaving)
+        if self.spec.how == "inner":
+            # Nothing is put out for them, so they may all go together.
+            self._forget_left(self._window.take_codes(leaving))
+        else:
+            yield from self._leave_codes(leaving)
         for positions in self._unmatched_in(visit):
             yield from self._leave(positions)
         self._visit = None
