@@ -73,6 +73,7 @@ _PROBES_PER_LOOK = 3  # what a look into the cache and the learning cost, in pro
 _LEAST_CODE, _GREATEST_CODE = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _MUCH_UNMATCHED = 0.05
 _NO_FLAGS = np.zeros(0, np.bool_)
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 class AutoJoin(BlockCacheJoin):
@@ -119,7 +120,6 @@ class AutoJoin(BlockCacheJoin):
         self.factors = factors_for(spec.shard) if factors is None else factors
         super().__init__(spec, objective, switching_factor)
         self._is_sorted = spec.shard.num_segments == 1
-        self._leaving: list[Int64Array] = []
         self._met_rows: list[Int64Array] = []
         self._is_whole: BoolArray = _NO_FLAGS
         self._seeks_unmatched = False
@@ -315,18 +315,18 @@ class AutoJoin(BlockCacheJoin):
                 continue
             block = self._read_block(self.position, self._rows_to_read(rows_left))
             self._interrupted_rows = block.stop - block.start
-            self._leaving, self._met_rows = [], []
+            self._met_rows = []
             self._is_whole = self._whole_first_rows(block) if self._learns or self._leaves_early else _NO_FLAGS
             yield from self._join_block(block)
-            if self._met_rows and self._learns:
-                self._learn_from(block, np.concatenate(self._met_rows))
-            leaving = self._leaving if self._leaves_early and self.spec.how in ("inner", "left") else []
-            self._leaving, self._met_rows, self._is_whole = [], [], _NO_FLAGS
+            met_rows = np.concatenate(self._met_rows) if self._met_rows else _NO_ROWS
+            self._met_rows, self._is_whole = [], _NO_FLAGS
+            if met_rows.size and self._learns:
+                self._learn_from(block, met_rows)
             # From here on nothing is lost if the iterator is given up: what has not left yet leaves at its deadline.
             MeshJoin._advance(self, block.stop - block.start)
             rows_left -= block.stop - block.start
-            if leaving:
-                yield from self._leave(np.concatenate(leaving))
+            if met_rows.size and self._leaves_early and self.spec.how in ("inner", "left"):
+                yield from self._leave_codes(block.codes[met_rows[np.diff(met_rows, prepend=-1) != 0]])
             if self._seeks_unmatched and self._leaves_early:
                 yield from self._leave_unmatched(block)
             yield from self._expire()
@@ -352,7 +352,6 @@ class AutoJoin(BlockCacheJoin):
     def _matches(self, block: RelationBlock, rows: Positions, positions: Positions) -> Int64Array | None:
         whole = np.flatnonzero(self._is_whole[rows]) if self._is_whole.size else _NO_FLAGS
         if whole.size:
-            self._leaving.append(np.asarray(positions[whole], np.int64))
             self._met_rows.append(np.asarray(rows[whole], np.int64))
         return super()._matches(block, rows, positions)
 

@@ -30,6 +30,7 @@ Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 _FLUSH_SHARE = 64  # rows enter the cache when so much of what is shared has come together
+_ASKED_AHEAD = 2  # more is asked for than was refused: a cache grows for some cycles, and each move costs one
 _MOST_ASKED_SHARE = 4  # the most that the cache may ask for in a cycle, as a part of what is shared
 _CANDIDATE_SHARE = 0.75  # values that come this much less often than they should are remembered for the next pass
 _PERIOD_LOOKUPS = 4  # lookups per counted or cached value after which the cache is looked over
@@ -97,7 +98,9 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         chosen = np.flatnonzero(is_chosen)
         self._chosen_lately += chosen.size
         if chosen.size:
-            self._collect(block, rows[chosen], codes[chosen], counts[chosen], frequencies[chosen])
+            taken = self._collect(block, rows[chosen], codes[chosen], counts[chosen], frequencies[chosen])
+            # What found no room this time is to be known the next.
+            self._remember(codes[chosen[taken:]], now[chosen[taken:]])
 
     def _least_tuples_per_cycle(self) -> float:
         """How often a value with one row must come to be worth its place."""
@@ -125,15 +128,17 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         codes: Int64Array,
         counts: Int64Array,
         frequencies: FloatArray,
-    ) -> None:
-        """Copy the rows of chosen values out of the block, as many values as there is room for."""
+    ) -> int:
+        """Copy the rows of chosen values out of the block, as many values as there is room for, and tell how many."""
         cached_bytes = np.cumsum(self._cached_bytes(counts))
-        room = self._cache_limit_bytes - self._cache.nbytes - self._collected_bytes
+        collected = sum(earlier.size for earlier in self._collected_codes)
+        growth_bytes = max(0, self._cache.table_growth_bytes(collected + codes.size))
+        room = self._cache_limit_bytes - self._cache.nbytes - self._collected_bytes - growth_bytes
         fitting = int(np.searchsorted(cached_bytes, room, side="right"))
         if fitting < codes.size:
             self._refused_bytes += float(cached_bytes[-1] - (cached_bytes[fitting - 1] if fitting else 0.0))
         if fitting == 0:
-            return
+            return 0
         rows, codes, counts, frequencies = rows[:fitting], codes[:fitting], counts[:fitting], frequencies[:fitting]
         taken_bytes = 0
         if self._cache.keeps_rows:
@@ -143,9 +148,9 @@ class BlockCacheJoin(AdaptiveCacheJoin):
             held_bytes = taken_bytes + _COLLECTED_VALUE_BYTES * codes.size
             if held_bytes > room or not self._ledger.has_room_for(held_bytes):
                 self._refused_bytes += held_bytes
-                return
+                return 0
         elif not self._ledger.has_room_for(_COLLECTED_VALUE_BYTES * codes.size):
-            return
+            return 0
         if self._cache.keeps_rows:
             self._collected.append(batch)
         self._collected_codes.append(codes)
@@ -153,6 +158,7 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         self._collected_frequencies.append(frequencies)
         self._collected_bytes += taken_bytes + _COLLECTED_VALUE_BYTES * codes.size
         self._switching_account.resize(self._collected_bytes)
+        return fitting
 
     def _flush(self) -> None:
         """Move what was collected into the cache."""
@@ -205,7 +211,7 @@ class BlockCacheJoin(AdaptiveCacheJoin):
             self._evict()
         self._decide_to_learn()
         if self._refused_bytes:
-            wanted = min(self._refused_bytes, self._shared_bytes / _MOST_ASKED_SHARE)
+            wanted = min(_ASKED_AHEAD * self._refused_bytes, self._shared_bytes / _MOST_ASKED_SHARE)
             limit = min(int(self._cache.nbytes + wanted + self._slack()), self._most_for_cache())
             self._refused_bytes = 0.0
             if limit > self._cache_limit_bytes:

@@ -339,6 +339,19 @@ class JoinCore:
         while start < positions.size:
             start += yield from self._leave_together(positions[start : start + self.results.max_rows])
 
+    def _leave_codes(self, codes: Int64Array) -> Iterator[pa.RecordBatch]:
+        """Let all tuples of some codes leave, which need meet no further row. Not for ordered output."""
+        assert self._window is not None
+        if self.spec.how == "inner":
+            # Nothing is put out for them, so they may all go together.
+            self._forget_left(self._window.take_codes(codes))
+            return
+        while codes.size:
+            _, positions, _ = self._window.probe(codes, None, self.results.max_rows)
+            if positions.size == 0:
+                return
+            yield from self._leave(positions)
+
     def _leave_together(self, positions: Positions, is_oldest: bool = False) -> Generator[pa.RecordBatch, None, int]:
         """Let the first of these tuples leave, as many as one batch of output holds, and tell how many."""
         window, results = self._window, self.results

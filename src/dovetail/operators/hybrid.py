@@ -266,23 +266,10 @@ class HybridJoin(SemiStreamOperator):
                 self.results.cut_ticket = None
             yield from self._leave_done()
             return
-        if self.spec.how == "inner":
-            # Nothing is put out for them, so they may all go together.
-            self._forget_left(self._window.take_codes(leaving))
-        else:
-            yield from self._leave_codes(leaving)
+        yield from self._leave_codes(leaving)
         for positions in self._unmatched_in(visit):
             yield from self._leave(positions)
         self._visit = None
-
-    def _leave_codes(self, codes: Int64Array) -> Iterator[pa.RecordBatch]:
-        """Let all tuples of some codes leave, a batch of output at a time."""
-        assert self._window is not None
-        while codes.size:
-            _, positions, _ = self._window.probe(codes, None, self.results.max_rows)
-            if positions.size == 0:
-                return
-            yield from self._leave(positions)
 
     def _unmatched_in(self, visit: _Visit) -> Iterator[Int64Array]:
         """Find tuples whose code lies among those that were read, and was not there."""
