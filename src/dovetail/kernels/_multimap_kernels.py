@@ -124,8 +124,8 @@ def _walk_chains(
     """Write the places of the entries of chains: rows of (entry before, where to write, how many are left).
 
     All chains go on by one entry in turn, so that the entries asked for are on their way from memory while the others
-    are written: one chain alone would wait for each of its entries. Therefore the longest ones, `left_over` at most, are
-    left for the next call; their number is given back.
+    are written: one chain alone would wait for each of its entries. Therefore the longest ones, `left_over` at most,
+    are left for the next call; their number is given back.
     """
     while chain_count > left_over:
         going_on = 0

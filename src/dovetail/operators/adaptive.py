@@ -19,13 +19,13 @@ from dovetail.operators.switching import ENTRY_BYTES
 from dovetail.operators.tuple_store import Positions
 from dovetail.operators.window import StreamWindow
 
-__all__ = ["AdaptiveCacheJoin", "Objective"]
+__all__ = ["CYCLES_PER_EVICTION", "AdaptiveCacheJoin", "Objective"]
 
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Objective = Literal["rate", "memory"]
-_CYCLES_PER_EVICTION = 10
+CYCLES_PER_EVICTION = 10
 _MOST_SCALED = 8.0
 _FIRST_WINDOW_SHARE = 16  # with objective "memory", the part of what is shared that the window begins with
 _WINDOW_GROWTH = 1.25
@@ -91,7 +91,7 @@ class AdaptiveCacheJoin(CachedMeshJoin):
     # ---------------------------------------------------------------- eviction
 
     def _is_tenth_cycle(self) -> bool:
-        return self._odometer - self._last_eviction >= _CYCLES_PER_EVICTION * max(1, self.spec.shard.num_rows)
+        return self._odometer - self._last_eviction >= CYCLES_PER_EVICTION * max(1, self.spec.shard.num_rows)
 
     def _evict(self) -> None:
         """Evict values that no longer keep enough tuples from waiting."""

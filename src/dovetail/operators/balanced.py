@@ -45,7 +45,7 @@ import pyarrow as pa
 
 from dovetail.kernels.frequent import frequent_codes
 from dovetail.kernels.value_table import ValueTable
-from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
+from dovetail.operators.adaptive import CYCLES_PER_EVICTION, AdaptiveCacheJoin, Objective
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.switching import CANDIDATE_LOAD, ENTRY_BYTES, Candidates, Decision, SwitchingBuffer
@@ -221,9 +221,21 @@ class BalancedJoin(AdaptiveCacheJoin):
         buffer_bytes = ValueTable.nbytes_of(max(1, len(decision)), CANDIDATE_LOAD) + decision.held_bytes
         if len(decision) and self._ledger.has_room_for(buffer_bytes):
             self._buffer = SwitchingBuffer(decision)
+            if not self._is_worth_the_room(decision):
+                self._buffer = None
+                return
             self._switching_account.resize(self._buffer.nbytes)
             self._ask_for_border(self._wanted_limit())
             self._asked_limit_bytes = None
+
+    def _is_worth_the_room(self, decision: Decision) -> bool:
+        """Whether what the decided values save until they may be evicted makes up for tuples kept out to make room.
+
+        A few values that came often by chance, in a stream in which none does, would otherwise cost half a window each
+        round.
+        """
+        kept_out = self.window_capacity - self._capacity_beside(self._wanted_limit())
+        return bool(decision.frequencies.sum() * CYCLES_PER_EVICTION >= kept_out)
 
     def _freeze(self, has_newer_count: bool) -> None:
         """Begin to switch; where room had to be made, tuples can be counted once more, against what came by chance."""

@@ -19,7 +19,7 @@ from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.operators.adaptive import AdaptiveCacheJoin, Objective
 from dovetail.operators.admission import Offered
-from dovetail.operators.cache import bytes_of_rows
+from dovetail.operators.cache import LASTING_ROWS_POOL, bytes_of_rows
 from dovetail.operators.protocol import RelationBlock
 from dovetail.operators.spec import JoinSpec
 from dovetail.operators.switching import ENTRY_BYTES
@@ -172,7 +172,9 @@ class BlockCacheJoin(AdaptiveCacheJoin):
         is_within = self._cache.nbytes + entering_bytes <= self._cache_limit_bytes
         # What was looked up meanwhile may have entered already, and a step that was given up may have come twice.
         is_within &= bool(self._cache.probe(codes).is_miss.all()) and np.unique(codes).size == codes.size
-        batches = [pa.concat_batches(self._collected)] if self._collected and has_room and is_within else []
+        batches: list[pa.RecordBatch] = []
+        if self._collected and has_room and is_within:
+            batches = [pa.concat_batches(self._collected, memory_pool=LASTING_ROWS_POOL)]
         self._drop_collected()
         if not (has_room and is_within):
             self._refused_bytes += entering_bytes

@@ -16,16 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dovetail.errors import InternalError
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.kernels.value_table import MAX_COUNT, MAX_ROW, Values, ValueTable
 from dovetail.operators.tuple_store import Positions
 
-__all__ = ["CacheProbe", "RelationCache", "bytes_of_rows"]
+__all__ = ["LASTING_ROWS_POOL", "CacheProbe", "RelationCache", "bytes_of_rows"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+# Rows that stay lie apart from output, which comes and goes: Arrow's own allocator gives back only whole pages of some
+# megabytes, and would keep one for every few rows that stay in it.
+LASTING_ROWS_POOL = pa.system_memory_pool()
 _PADDING_BYTES = 64  # what Arrow may add to a buffer
 _GARBAGE_SHARE = 10  # a page is rewritten when this part of it is garbage
 _GROWTH = 32  # the table grows by this part, so that negative entries do not rebuild it one by one
@@ -176,26 +180,30 @@ class RelationCache:
         if probe.revision != self._revision:
             raise InternalError("The cache has changed since it was probed.")
 
-    def gather(self, rows: Positions) -> tuple[Int64Array | None, pa.RecordBatch]:
+    def gather(
+        self, rows: Positions, memory_pool: pa.MemoryPool | None = None
+    ) -> tuple[Int64Array | None, pa.RecordBatch]:
         """Rows in the order that costs least: row i of the batch is the one asked for at ``order[i]``.
 
         An order of None means the order asked for.
         """
         if len(self._pages) == 1:
             page = self._pages[0]
-            return None, page.rows.take(pa.array(rows - page.first_row))
+            return None, pc.take(page.rows, pa.array(rows - page.first_row), memory_pool=memory_pool)
         starts = np.array([page.first_row for page in self._pages], np.int64)
         numbers = np.searchsorted(starts, rows, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         bounds = np.searchsorted(numbers[order], np.arange(len(self._pages) + 1))
         parts = [
-            page.rows.take(pa.array(rows[order[low:high]] - page.first_row))
+            pc.take(page.rows, pa.array(rows[order[low:high]] - page.first_row), memory_pool=memory_pool)
             for page, low, high in zip(self._pages, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
             if low < high
         ]
         if len(parts) == 1:
             return order, parts[0]
-        return order, pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema=self.schema)
+        if not parts:
+            return order, pa.RecordBatch.from_pylist([], schema=self.schema)
+        return order, pa.concat_batches(parts, memory_pool=memory_pool)
 
     def gather_in_order(self, rows: Positions) -> pa.RecordBatch:
         """Rows in the order asked for."""
@@ -344,7 +352,7 @@ class RelationCache:
         moving = np.flatnonzero((counts > 0) & is_chosen[np.maximum(numbers, 0)])
         moving = moving[np.argsort(rows[moving], kind="stable")]
         _, taken = expand_ranges(rows[moving], counts[moving].astype(np.int32))
-        _, batch = self.gather(taken)
+        _, batch = self.gather(taken, LASTING_ROWS_POOL)
         offsets = np.cumsum(counts[moving]) - counts[moving]
         self._pages = [page for page in self._pages if id(page) not in chosen]
         first = self._place_for(batch.num_rows)

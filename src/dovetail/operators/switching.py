@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dovetail.errors import InternalError
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
-from dovetail.operators.cache import bytes_of_rows
+from dovetail.operators.cache import LASTING_ROWS_POOL, bytes_of_rows
 from dovetail.operators.protocol import RelationBlock
 
 __all__ = ["CANDIDATE_LOAD", "ENTRY_BYTES", "Candidates", "Decision", "SwitchingBuffer"]
@@ -151,18 +151,18 @@ class SwitchingBuffer:
         self._table.put(decision.codes, counts=decision.row_counts)
         self._batches: list[pa.RecordBatch] = []
         self._codes: list[Int64Array] = []
-        self._batches_nbytes = 0
+        self._sizes: list[int] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        of_rows = self._batches_nbytes + sum(codes.nbytes for codes in self._codes)
+        of_rows = self.rows_nbytes + sum(codes.nbytes for codes in self._codes)
         return of_rows + self._table.nbytes + self.decision.held_bytes
 
     @property
     def rows_nbytes(self) -> int:
         """Bytes of the rows alone, which the cache takes over."""
-        return self._batches_nbytes
+        return sum(self._sizes)
 
     @property
     def most_nbytes(self) -> int:
@@ -175,13 +175,16 @@ class SwitchingBuffer:
         rows = np.flatnonzero(self._table.find(block.codes) >= 0)
         if rows.size == 0:
             return
-        self._batches.append(block.rows.take(pa.array(rows)))
-        self._codes.append(block.codes[rows])
+        batch = block.rows.take(pa.array(rows))
+        codes = block.codes[rows]
         # Arrow pads every buffer, so that many small batches would hold more than they say: like sizes are made one.
-        while len(self._codes) > 1 and self._codes[-2].size <= min(self._codes[-1].size, _SMALL_BATCH_ROWS):
-            self._batches[-2:] = [pa.concat_batches(self._batches[-2:])]
-            self._codes[-2:] = [np.concatenate(self._codes[-2:])]
-        self._batches_nbytes = sum(bytes_of_rows(batch) for batch in self._batches)
+        while self._codes and self._codes[-1].size <= min(codes.size, _SMALL_BATCH_ROWS):
+            batch = pa.concat_batches([self._batches.pop(), batch])
+            codes = np.concatenate([self._codes.pop(), codes])
+            self._sizes.pop()
+        self._batches.append(batch)
+        self._codes.append(codes)
+        self._sizes.append(bytes_of_rows(batch))
 
     def pages(self, page_bytes: int) -> tuple[Int64Array, list[pa.RecordBatch]]:
         """Everything that was collected, rows of a value side by side and in one batch, and the rows' codes.
@@ -209,7 +212,7 @@ class SwitchingBuffer:
             at, held = at + batch.num_rows, held + bytes_of_rows(batch)
             is_boundary = at == codes.size or codes[at] != codes[at - 1]
             if (held >= page_bytes and is_boundary) or not self._batches:
-                pages.append(pa.concat_batches(parts))
+                pages.append(pa.concat_batches(parts, memory_pool=LASTING_ROWS_POOL))
                 parts, held = [], 0
         return codes, pages
 

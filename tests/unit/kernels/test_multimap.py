@@ -190,6 +190,26 @@ def test_probe_of_several_blocks_finds_what_a_dictionary_finds(stored, probed):
     ]
 
 
+@pytest.mark.parametrize("max_pairs", [None, 1, 700, 100_000])
+def test_probe_of_many_long_chains_gives_each_in_its_order(max_pairs):
+    """Far more codes with several entries than are walked together, of very different lengths."""
+    rng = np.random.default_rng(17)
+    stored = np.minimum(rng.zipf(1.3, 4_000), 600).astype(np.int64)
+    window = MultiMap(stored.size)
+    seqs = window.insert(stored)
+    probed = rng.permutation(np.arange(700))
+    if max_pairs is None:
+        rows, found = window.probe(probed)
+    else:
+        pieces, state = [], None
+        while not pieces or state is not None:
+            *piece, state = window.probe_limited(probed, state, max_pairs)
+            pieces.append(piece)
+        rows, found = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    expected = [(row, seq) for row, code in enumerate(probed.tolist()) for seq in seqs[stored == code].tolist()]
+    assert list(zip(rows.tolist(), found.tolist(), strict=True)) == expected
+
+
 def test_first_in_first_out_over_many_rounds_of_the_ring():
     window = MultiMap(64)
     rng = np.random.default_rng(11)

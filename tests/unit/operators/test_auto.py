@@ -261,6 +261,22 @@ def test_hot_values_enter_the_cache_out_of_the_blocks_of_a_scan(relation):
     assert not operator.cache.probe(hottest).is_miss.any()
 
 
+def test_cache_is_mostly_grown_after_few_cycles(tmp_path):
+    """Values that find no room are not forgotten, and room is asked for ahead of them."""
+    rows = 200_000
+    large = Relation.build(make_relation_table(rows), str(tmp_path / "r"), on="k", shards=1)
+    operator = operator_on(large, SimulatedDisk(60e6, 0.008, virtual=True), budget="2MB")
+    zipf = Zipf(rows, exponent=1.0, order="shuffled", seed=4)
+    values = []
+    for cycle in range(1, 13):
+        while operator.metrics.relation_rows_read < cycle * rows:
+            codes = zipf.sample(4_096)
+            for out in operator.offer(pa.record_batch({"__code": codes, "k": codes, "t": codes})):
+                del out
+        values.append(len(operator.cache))
+    assert values[3] > 0.6 * values[-1], values
+
+
 def test_cache_that_does_not_pay_is_given_up(relation):
     """On a uniform stream a few values are frequent by chance; looking for them would cost more than they save."""
     factors = factors_for(relation.shard(0)).with_disk(seek_s=1.0, bandwidth_bytes_per_s=1e12)

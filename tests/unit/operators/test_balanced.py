@@ -273,6 +273,26 @@ def test_balanced_becomes_a_main_memory_join_on_a_uniform_stream(tmp_path):
     assert (operator.metrics - before).relation_rows_read == 0
 
 
+def test_balanced_keeps_its_window_full_for_values_that_are_frequent_by_chance(tmp_path):
+    """On a uniform stream a few values come twice; to make room for them would cost more than they can save."""
+    rows = 50_000
+    relation = Relation.build(make_relation_table(rows), str(tmp_path / "r"), on="k", shards=1)
+    schema = pa.schema({"__code": pa.int64(), "k": pa.int64()})
+    # Small blocks: the room through which the window is moved is small against it.
+    operator = BalancedJoin(join_spec(relation, schema, budget=rows * 12, block_rows=256, io="buffered"))
+    generator = np.random.default_rng(7)
+    served = []
+    for _ in range(12):
+        before = operator.metrics.copy()
+        while (operator.metrics - before).relation_rows_read < rows:
+            codes = generator.integers(1, rows + 1, 512)
+            for out in operator.offer(pa.record_batch({"__code": codes, "k": codes}, schema=schema)):
+                del out
+        done = operator.metrics - before
+        served.append(done.tuples_left / done.relation_rows_read * rows)
+    assert min(served[1:]) > 0.9 * operator.window_capacity
+
+
 def test_balanced_gives_the_window_back_what_the_cache_no_longer_needs():
     rows = relation_rows(dict.fromkeys(range(50), 1))
     driver, stream = Driver(BalancedJoin(spec_of(rows, budget=60_000))), Stream()

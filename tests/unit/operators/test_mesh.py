@@ -229,3 +229,21 @@ def test_interrupted_block_is_as_long_again_where_blocks_are_now_read_in_place()
     rest = [row for piece in after.drain() for row in piece.to_pylist()]
     assert given.num_rows == 6
     assert sorted(found(given.to_pylist() + rest)) == [(number, number) for number in range(20)]
+
+
+def test_batch_that_was_let_go_is_not_held_while_the_next_one_is_made(monkeypatch):
+    """It is no longer accounted for; held on to, it would be memory beyond the budget."""
+    driver = driver_of(2_000, budget=Budget(60_000))
+    plan, allocated = driver.operator.results.plan, []
+    make = plan.joined
+
+    def joined(*arguments: Any) -> pa.RecordBatch:
+        allocated.append(pa.total_allocated_bytes())
+        return make(*arguments)
+
+    monkeypatch.setattr(plan, "joined", joined)
+    assert list(driver.operator.offer(batch(*range(200)))) == []
+    for batch_out in driver.operator.drain():
+        del batch_out
+    assert len(allocated) > 2, "several batches are needed to tell"
+    assert set(allocated) == {allocated[0]}
