@@ -62,8 +62,7 @@ __all__ = ["AutoJoin", "factors_for"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-_EARLY_LEAVES = 5  # what it costs to find a tuple and take it from the middle, in tuples that leave by age
-_EARLY_STEPS = 1.5  # the same for a block, in steps
+_EARLY_STEPS = 1.5  # what it costs to find out which tuples of a block may leave, in steps
 _BATCH_ROWS = 65_536
 _USUAL_WINDOW = 65_536  # tuples, for what a probe costs before there is a window
 _TAKE_S = 2e-5
@@ -158,13 +157,13 @@ class AutoJoin(BlockCacheJoin):
     def _scan_seconds(self, leaves_early: bool) -> float:
         """What a tuple costs by scan, the window being full."""
         capacity, factors = max(1, self.window_capacity), self.factors
-        own = factors.append_s.at(capacity) + factors.expire_s.at(capacity) + factors.output_s
+        own = factors.append_s.at(capacity) + factors.output_s
         cycle_s = self._cycle_seconds(self.block_rows, self.window_capacity)
         if not leaves_early:
-            return own + cycle_s / capacity
+            return own + factors.expire_s.at(capacity) + cycle_s / capacity
         steps = -(-self.spec.shard.num_rows // self.block_rows)
         finding_s = _EARLY_STEPS * factors.step_s * steps
-        return own + _EARLY_LEAVES * factors.expire_s.at(capacity) + (cycle_s + finding_s) / capacity / 2
+        return own + factors.remove_s.at(capacity) + (cycle_s + finding_s) / capacity / 2
 
     def _lookup_seconds(self) -> float:
         """What a tuple costs by lookup: a page of codes and a page of rows, if they are on a disk."""

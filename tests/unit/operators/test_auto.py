@@ -27,7 +27,7 @@ from dovetail.workloads import Zipf, make_relation_table
 SCAN = CostFactors(
     seek_s=10.0, bandwidth_bytes_per_s=1e6, lookup_s=1e9, gather_s=1e9, probe_s=Curve.constant(1e-3), step_s=1e-6
 )
-WHOLE_CYCLE = replace(SCAN, expire_s=Curve.constant(1e9), seek_s=1e9)
+WHOLE_CYCLE = replace(SCAN, remove_s=Curve.constant(1e9), seek_s=1e9)
 SKIP = CostFactors(seek_s=0.0, bandwidth_bytes_per_s=1.0, lookup_s=1e-9, gather_s=1e12, probe_s=Curve.constant(1e3))
 LOOKUP = CostFactors(seek_s=0.0, bandwidth_bytes_per_s=1e12, probe_s=Curve.constant(1e3))
 WAYS = {"scan": SCAN, "whole_cycle": WHOLE_CYCLE, "skip": SKIP, "lookup": LOOKUP}
@@ -202,14 +202,17 @@ def relation(tmp_path_factory: pytest.TempPathFactory) -> Relation:
     return Relation.build(make_relation_table(20_000), str(path), on="k", shards=1)
 
 
-def operator_on(relation: Relation, io: Any, budget: str = "60kB", **options: Any) -> AutoJoin:
+def operator_on(
+    relation: Relation, io: Any, budget: str = "60kB", factors: CostFactors | None = None, **options: Any
+) -> AutoJoin:
     schema = pa.schema({"__code": pa.int64(), "k": pa.int64(), "t": pa.int64()})
-    return AutoJoin(join_spec(relation, schema, budget=budget, io=io, **options))
+    return AutoJoin(join_spec(relation, schema, budget=budget, io=io, **options), factors=factors)
 
 
-def test_pages_in_memory_are_looked_up_and_a_slow_disk_is_scanned(relation):
+def test_tuples_are_looked_up_where_a_scan_is_dear_and_a_slow_disk_is_scanned(relation):
     slow = SimulatedDisk(60e6, 0.008, virtual=True)
-    assert operator_on(relation, "map").looks_up
+    assert operator_on(relation, "map", factors=LOOKUP).looks_up
+    assert not operator_on(relation, "map").looks_up
     assert not operator_on(relation, slow).looks_up
     assert operator_on(relation, slow, budget="1MB").leaves_early
 
@@ -296,7 +299,7 @@ def test_cache_that_does_not_pay_is_given_up(relation):
 
 
 def test_values_that_are_looked_up_often_enter_the_cache(relation):
-    operator = operator_on(relation, "map", budget="60kB")
+    operator = operator_on(relation, "map", budget="60kB", factors=LOOKUP)
     zipf = Zipf(20_000, exponent=1.0, order="shuffled", seed=4)
     assert operator.looks_up
     for _ in range(60):
@@ -316,7 +319,8 @@ def test_values_that_are_looked_up_often_enter_the_cache(relation):
 @pytest.mark.parametrize("io", ["map", "slow"])
 def test_explain_tells_strategy_memory_and_what_binds(relation, io):
     slow = SimulatedDisk(60e6, 0.008, virtual=True)
-    operator = operator_on(relation, slow if io == "slow" else "map", budget="1MB" if io == "slow" else "60kB")
+    dear_scan = replace(factors_for(relation.shard(0)), probe_s=Curve.constant(1.0))
+    operator = operator_on(relation, slow, "1MB") if io == "slow" else operator_on(relation, "map", factors=dear_scan)
     plan = operator.explain()
     assert plan.strategy == "auto"
     assert plan.access == ("scan" if io == "slow" else "index")
