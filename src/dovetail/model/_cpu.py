@@ -38,7 +38,9 @@ def measure_cpu(table_entries: tuple[int, ...], repeats: int) -> dict[str, Any]:
     times = measure_operators(size, repeats)
     # HYBRIDJOIN's tuples leave one way and MESHJOIN's the other; all else of a cycle over everything is the same.
     remove_s = max(curves["remove_s"].at(size), curves["expire_s"].at(size) + times.removal_s)
-    curves["remove_s"] = curves["remove_s"].scaled(remove_s / curves["remove_s"].at(size))
+    measured = curves["remove_s"].at(size)
+    # With very small tables the clock may see no difference.
+    curves["remove_s"] = curves["remove_s"].scaled(remove_s / measured) if measured else Curve.constant(remove_s)
     curves["append_s"] = curves["append_s"].scaled(times.append_s / curves["append_s"].at(size))
     rows["output_s"] = times.output_s
     # A hit is a probe and a result, which the model has as a term of its own.

@@ -70,6 +70,8 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
         for _ in range(repeats + 1):
             add_s.append(_seconds(lambda: _consume(mesh.offer(matched))))
             with_output_s = _seconds(lambda: _consume(mesh.drain()))
+            _consume(mesh.offer(unmatched))
+            output_s.append(max(0.0, with_output_s - _seconds(lambda: _consume(mesh.drain()))))
             _consume(hybrid.offer(matched))
             in_one_step_s = _seconds(lambda: _consume(hybrid.drain()))
             removal_s.append(max(0.0, in_one_step_s - with_output_s))
@@ -78,8 +80,6 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
             in_steps_s = _seconds(lambda: _consume(visiting.drain()))
             steps = visiting.metrics.disk_steps - steps_before
             index_step_s.append(max(0.0, in_steps_s - in_one_step_s) / max(1, steps - 1))
-            _consume(mesh.offer(unmatched))
-            output_s.append(max(0.0, with_output_s - _seconds(lambda: _consume(mesh.drain()))))
 
         # A window of as many tuples as there are rows: as many enter and leave with each step as rows are read.
         few = min(rows, _SMALL_BLOCK_ROWS)

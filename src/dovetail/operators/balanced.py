@@ -234,7 +234,7 @@ class BalancedJoin(AdaptiveCacheJoin):
         A few values that came often by chance, in a stream in which none does, would otherwise cost half a window each
         round.
         """
-        kept_out = self.window_capacity - self._capacity_beside(self._wanted_limit())
+        kept_out = self.pending - self._capacity_beside(self._wanted_limit())
         return bool(decision.frequencies.sum() * CYCLES_PER_EVICTION >= kept_out)
 
     def _freeze(self, has_newer_count: bool) -> None:

@@ -32,23 +32,22 @@ def factors_for(shard: RelationShard) -> CostFactors:
         seek_s=1e-4,
         bandwidth_bytes_per_s=1e9,
         read_call_s=2e-5,
-        probe_s=Curve(((1 << 12, 3e-9), (1 << 20, 11e-9))),
+        probe_s=Curve(((1 << 12, 8e-9), (1 << 20, 25e-9))),
         cache_probe_s=Curve.constant(30e-9),
-        output_s=130e-9,
-        expire_s=Curve.constant(45e-9),
-        remove_s=Curve.constant(150e-9),
+        output_s=150e-9,
+        expire_s=Curve.constant(60e-9),
+        remove_s=Curve.constant(360e-9),
         stream_read_s=10e-9,
-        append_s=Curve.constant(50e-9),
+        append_s=Curve.constant(80e-9),
         lookup_s=300e-9,
         gather_s=700e-9,
-        step_s=2.5e-4,
-        index_step_s=3.5e-4,
+        step_s=3e-4,
+        index_step_s=4e-4,
     )
     if isinstance(disk, SimulatedDisk):
         return cpu.with_disk(seek_s=disk.seek_s, bandwidth_bytes_per_s=disk.bandwidth_bytes_per_s)
     if disk is None and shard.io_mode == "map":
-        # Of rows that nobody asks for, a scan touches the codes alone.
-        return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=60e9)
+        return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=20e9)
     if shard.io_mode == "direct":
         # A block is a read for its codes and one or two for each column, and each waits for the disk.
         return replace(cpu, read_call_s=_DIRECT_READ_S * (1 + len(shard.schema)))
