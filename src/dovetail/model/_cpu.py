@@ -42,9 +42,10 @@ def measure_cpu(table_entries: tuple[int, ...], repeats: int) -> dict[str, Any]:
     # With very small tables the clock may see no difference.
     curves["remove_s"] = curves["remove_s"].scaled(remove_s / measured) if measured else Curve.constant(remove_s)
     curves["append_s"] = curves["append_s"].scaled(times.append_s / curves["append_s"].at(size))
-    rows["output_s"] = times.output_s
+    # A difference of two times; what it cannot be less than is taking the row.
+    rows["output_s"] = max(times.output_s, rows["gather_s"])
     # A hit is a probe and a result, which the model has as a term of its own.
-    probe_s = max(curves["cache_probe_s"].at(size), times.hit_s - times.output_s)
+    probe_s = max(curves["cache_probe_s"].at(size), times.hit_s - rows["output_s"])
     curves["cache_probe_s"] = curves["cache_probe_s"].scaled(probe_s / curves["cache_probe_s"].at(size))
     return curves | rows | {"step_s": times.step_s, "index_step_s": times.index_step_s}
 
