@@ -265,14 +265,14 @@ def test_hot_values_enter_the_cache_out_of_the_blocks_of_a_scan(relation):
 
 def test_cache_is_mostly_grown_after_few_cycles(tmp_path):
     """Values that find no room are not forgotten, and room is asked for ahead of them."""
-    rows = 200_000
+    rows = 60_000
     large = Relation.build(make_relation_table(rows), str(tmp_path / "r"), on="k", shards=1)
-    operator = operator_on(large, SimulatedDisk(60e6, 0.008, virtual=True), budget="2MB")
+    operator = operator_on(large, SimulatedDisk(60e6, 0.008, virtual=True), budget="600kB")
     zipf = Zipf(rows, exponent=1.0, order="shuffled", seed=4)
     values = []
     for cycle in range(1, 13):
         while operator.metrics.relation_rows_read < cycle * rows:
-            codes = zipf.sample(4_096)
+            codes = zipf.sample(1_024)
             for out in operator.offer(pa.record_batch({"__code": codes, "k": codes, "t": codes})):
                 del out
         values.append(len(operator.cache))
