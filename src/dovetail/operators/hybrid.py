@@ -205,6 +205,7 @@ class HybridJoin(SemiStreamOperator):
         """Which codes, all of one block and in its order, have all their rows in the visit."""
         shard = self.spec.shard
         if shard.stats.is_unique:
+            # The row that was met is the only one.
             return np.ones(codes.size, np.bool_)
         if shard.num_segments > 1:
             return visit.has_all_of(*shard.locate(codes), codes.size)
