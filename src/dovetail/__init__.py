@@ -11,20 +11,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dovetail import errors
+from dovetail.core.version import __version__
 
 if TYPE_CHECKING:
-    from dovetail.model import calibrate
-    from dovetail.operators.metadata import Punctuation
+    from dovetail.joins.calibration import calibrate
+    from dovetail.joins.promises import Punctuation
     from dovetail.relation import Relation, SimulatedDisk
     from dovetail.spark import sinks
-    from dovetail.spark.enrich import enrich
-    from dovetail.spark.explain import explain
-    from dovetail.spark.flow import stream
-    from dovetail.spark.multi_join import multi_join
-
-__version__ = "0.1.0"
+    from dovetail.spark.flow.query import FlowQuery
+    from dovetail.spark.steps.enrich import enrich
+    from dovetail.spark.steps.explain import explain
+    from dovetail.spark.steps.multi_join import multi_join
+    from dovetail.spark.steps.stream import Flow, stream
+    from dovetail.web import metrics
+    from dovetail.web.serving import serve
 
 __all__ = [
+    "Flow",
+    "FlowQuery",
     "Punctuation",
     "Relation",
     "SimulatedDisk",
@@ -33,21 +37,27 @@ __all__ = [
     "enrich",
     "errors",
     "explain",
+    "metrics",
     "multi_join",
+    "serve",
     "sinks",
     "stream",
 ]
 
 _HOME = {
-    "Punctuation": "dovetail.operators.metadata",
+    "Flow": "dovetail.spark.steps.stream",
+    "FlowQuery": "dovetail.spark.flow.query",
+    "Punctuation": "dovetail.joins.promises",
     "Relation": "dovetail.relation",
     "SimulatedDisk": "dovetail.relation",
-    "calibrate": "dovetail.model",
-    "enrich": "dovetail.spark.enrich",
-    "explain": "dovetail.spark.explain",
+    "calibrate": "dovetail.joins.calibration",
+    "enrich": "dovetail.spark.steps.enrich",
+    "explain": "dovetail.spark.steps.explain",
+    "metrics": "dovetail.web.metrics",
+    "serve": "dovetail.web.serving",
     "sinks": "dovetail.spark.sinks",
-    "multi_join": "dovetail.spark.multi_join",
-    "stream": "dovetail.spark.flow",
+    "multi_join": "dovetail.spark.steps.multi_join",
+    "stream": "dovetail.spark.steps.stream",
 }
 
 
@@ -56,8 +66,8 @@ def __getattr__(name: str) -> Any:
     # what its task does not need.
     if name not in _HOME:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    if name == "sinks":
-        return importlib.import_module("dovetail.spark.sinks")
+    if name in ("metrics", "sinks"):
+        return importlib.import_module(_HOME[name])
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -1,9 +1,9 @@
-"""Spans of time as users write them."""
+"""Parsing of durations such as ``"5 seconds"``."""
 
 import re
 from decimal import Decimal
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["parse_duration_ms"]
 
@@ -22,16 +22,13 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
 
 
 def parse_duration_ms(name: str, value: str) -> int:
-    """Milliseconds of a text such as ``"5 seconds"``, ``"1.5 min"`` or ``"200 ms"``.
+    """Convert a duration such as ``"5 seconds"``, ``"1.5 min"`` or ``"200 ms"`` to milliseconds.
 
-    Examples
-    --------
     >>> [parse_duration_ms("max_delay", text) for text in ("5 seconds", "1.5 min", "200ms", "0 seconds")]
     [5000, 90000, 200, 0]
     >>> parse_duration_ms("max_delay", "soon")
     Traceback (most recent call last):
-    dovetail.errors.PlanError: max_delay='soon' is not a span of time. Write a number and a unit, such as "5 seconds", \
-"200 ms" or "1 minute".
+    dovetail.core.errors.PlanError: max_delay='soon' is not a duration. Write a number and a unit, ...
     """
     span = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
     unit = None if span is None else span[2].lower()
@@ -39,7 +36,7 @@ def parse_duration_ms(name: str, value: str) -> int:
         unit = unit.removesuffix("s")
     if span is None or unit not in _UNITS_MS:
         raise PlanError(
-            f"{name}={value!r} is not a span of time.",
+            f"{name}={value!r} is not a duration.",
             hint='Write a number and a unit, such as "5 seconds", "200 ms" or "1 minute".',
         )
     return int(Decimal(span[1]) * _UNITS_MS[unit])

@@ -1,8 +1,8 @@
-"""Declared bytes and accounted bytes.
+"""Memory budgets and their accounting.
 
-A `Budget` is what the user declares. A `Ledger` is one operator's account of it: every component (window,
-cache, block buffer, ...) holds a `Reservation` there and resizes it *before* it allocates, so the sum never
-exceeds the budget and a refusal leaves everything as it was. Not thread-safe: an operator runs in one thread.
+A `Budget` is the memory that the user declares. A `Ledger` accounts for one operator's use of it: every component
+(window, cache, block buffer, ...) holds a `Reservation` and resizes it *before* it allocates. The total never exceeds
+the budget, and a refused request changes nothing. Not thread-safe: an operator runs in one thread.
 
 Examples
 --------
@@ -14,7 +14,7 @@ Examples
 ({'window': 600000, 'cache': 400000}, 0)
 >>> cache.grow(1)
 Traceback (most recent call last):
-dovetail.errors.BudgetError: 'cache' asks for 400001 bytes (+1), but 0 B of the budget of 1 MB are free; \
+dovetail.core.errors.BudgetError: 'cache' asks for 400001 bytes (+1), but 0 B of the budget of 1 MB are free; \
 held: window 600 kB, cache 400 kB. Raise the budget to at least 1000001 bytes.
 """
 
@@ -25,7 +25,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import Self
 
-from dovetail.errors import BudgetError, InternalError
+from dovetail.core.errors import BudgetError, InternalError
 
 __all__ = ["Budget", "Ledger", "Reservation", "format_bytes"]
 
@@ -39,17 +39,11 @@ _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-z]*)", re.A
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write an amount of memory for people: decimal units, three significant digits.
-
-    Rounded, so not for a minimum that somebody is going to type back.
-
-    Examples
-    --------
-    >>> [format_bytes(size) for size in (0, 999, 1_500_000, 64 * 2**20, -2000)]
-    ['0 B', '999 B', '1.5 MB', '67.1 MB', '-2 kB']
+    """Format for people: decimal units, three significant digits. Rounded: not for a minimum that a user will type
+    back.
     """
     scaled, power = float(size_bytes), 0
-    # 999.5 would print as 1000, which the next unit says shorter.
+    # 999.5 would print as 1000; the next unit is shorter.
     while abs(scaled) >= 999.5 and power < len(_DECIMAL_UNITS) - 1:
         scaled, power = scaled / 1000, power + 1
     unit = _DECIMAL_UNITS[power]
@@ -61,25 +55,13 @@ def format_bytes(size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An amount of memory that somebody declared: a whole, positive number of bytes.
-
-    Examples
-    --------
-    >>> Budget(64 * 2**20).total_bytes
-    67108864
-    >>> str(Budget.parse("1.5GB"))
-    '1.5 GB'
-    >>> Budget(0)
-    Traceback (most recent call last):
-    dovetail.errors.BudgetError: budget=0: a budget is more than zero bytes. Examples: "256MB" \
-(256 * 10**6), "1.5GiB" (1.5 * 2**30), 64 * 2**20.
-    """
+    """A declared amount of memory: a positive integer number of bytes."""
 
     total_bytes: int
 
     def __post_init__(self) -> None:
         if isinstance(self.total_bytes, bool) or not isinstance(self.total_bytes, int):
-            raise _unreadable(self.total_bytes, "total_bytes is a whole number of bytes")
+            raise _unreadable(self.total_bytes, "total_bytes must be an integer number of bytes")
         _refuse_impossible(self.total_bytes, written=self.total_bytes)
 
     def __str__(self) -> str:
@@ -87,31 +69,14 @@ class Budget:
 
     @classmethod
     def parse(cls, value: "str | float | Budget") -> "Budget":
-        """Read a budget as users write it.
+        """Parse a budget as users write it; a `BudgetError` says why a value is refused.
 
-        Parameters
-        ----------
-        value
-            A number of bytes, or a text of a number and a unit: B, kB, MB, GB, TB, PB, EB (powers of 1000),
-            KiB, MiB, GiB, TiB, PiB, EiB (powers of 1024); case does not matter, nor a space between them. A
-            text without a unit counts bytes. Parts of a byte are dropped.
+        A number of bytes, or text: a number and a unit, B, kB to EB (powers of 1000) or KiB to EiB (powers of 1024).
+        Case and a space before the unit do not matter. Text without a unit is a number of bytes. Fractions of a byte
+        are dropped.
 
-        Raises
-        ------
-        BudgetError
-            For anything else; the message says why and gives examples.
-
-        Examples
-        --------
         >>> [Budget.parse(text).total_bytes for text in ("256MB", "1.5GiB", "64 MiB", "4096")]
         [256000000, 1610612736, 67108864, 4096]
-        >>> Budget.parse(64 * 2**20).total_bytes
-        67108864
-        >>> Budget.parse("10%")
-        Traceback (most recent call last):
-        dovetail.errors.BudgetError: budget='10%': a share is not an amount; it does not say of what, and a \
-relation that grows would silently take more memory. Examples: "256MB" (256 * 10**6), "1.5GiB" (1.5 * \
-2**30), 64 * 2**20.
         """
         if isinstance(value, Budget):
             return value
@@ -121,48 +86,22 @@ relation that grows would silently take more memory. Examples: "256MB" (256 * 10
 
     @classmethod
     def percent_of(cls, whole_bytes: int, percent: float) -> "Budget":
-        """A share of a size that is known now, such as 1 % of a relation's bytes; at least one byte.
-
-        Examples
-        --------
-        >>> Budget.percent_of(420_000_000, 0.5)
-        Budget(total_bytes=2100000)
-        """
+        """A percentage of a known size, such as 1 % of a relation's bytes; at least one byte."""
         if not (percent > 0 and whole_bytes > 0):
             raise _unreadable(f"{percent}% of {whole_bytes} bytes", "both must be more than zero")
         return cls(max(1, int(Decimal(whole_bytes) * Decimal(repr(float(percent))) / 100)))
 
     def split(self, parts: int) -> "Budget":
-        """The equal share of each of ``parts`` holders, rounded down; together they stay within this budget.
-
-        Examples
-        --------
-        >>> Budget(1000).split(3)
-        Budget(total_bytes=333)
-        """
+        """Divide the budget into equal parts, rounded down."""
         if not 0 < parts <= self.total_bytes:
             raise BudgetError(
-                f"A budget of {self.total_bytes} bytes cannot be split into {parts} parts of a byte or more."
+                f"A budget of {self.total_bytes} bytes cannot be split into {parts} parts of at least one byte."
             )
         return Budget(self.total_bytes // parts)
 
     def require(self, minimum_bytes: int, purpose: str) -> None:
-        """Refuse a budget below a minimum, naming the minimum.
-
-        Parameters
-        ----------
-        minimum_bytes
-            The smallest budget that is enough (inclusive).
-        purpose
-            What needs it, as the subject of the sentence: ``"mesh on this relation"``.
-
-        Examples
-        --------
-        >>> Budget(4096).require(4096, "mesh on this relation")
-        >>> Budget(4096).require(80_000, "mesh on this relation")
-        Traceback (most recent call last):
-        dovetail.errors.BudgetError: A budget of 4096 bytes is too small: mesh on this relation needs at \
-least 80000 bytes (80 kB).
+        """Raise `BudgetError` below this minimum (inclusive). `purpose` is the subject of the message: what needs the
+        memory.
         """
         if self.total_bytes < minimum_bytes:
             raise BudgetError(
@@ -178,25 +117,25 @@ def _unreadable(value: object, reason: str) -> BudgetError:
 
 def _refuse_impossible(size_bytes: int, written: object) -> None:
     if size_bytes <= 0:
-        raise _unreadable(written, "a budget is more than zero bytes")
+        raise _unreadable(written, "a budget must be more than zero bytes")
     if size_bytes > _LARGEST_BYTES:
         raise _unreadable(written, "that is more than any machine can address")
 
 
 def _bytes_of_number(value: object) -> int:
     if isinstance(value, bool):
-        raise _unreadable(value, "a truth value is not an amount of memory")
+        raise _unreadable(value, "a boolean is not an amount of memory")
     if isinstance(value, float):
         if value != value:
             raise _unreadable(value, "not a number")
         if not value.is_integer():
-            raise _unreadable(value, "a number of bytes is finite and whole")
+            raise _unreadable(value, "a number of bytes must be finite and whole")
         return int(value)
     try:
-        # Takes numpy's integers, too.
+        # Also accepts numpy integers.
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        reason = f"{type(value).__name__} is not an amount of memory; a number of bytes or a text is"
+        reason = f"{type(value).__name__} is not an amount of memory; pass a number of bytes or a text"
         raise _unreadable(value, reason) from None
 
 
@@ -207,7 +146,7 @@ def _bytes_of_text(text: str) -> int:
         raise _unreadable(text, _why_not_an_amount(stripped))
     number, unit = Decimal(amount["number"]), amount["unit"]
     if not unit and number != int(number):
-        raise _unreadable(text, "a number without a unit counts bytes, and those are whole")
+        raise _unreadable(text, "a number without a unit is in bytes and must be whole")
     bytes_per_unit = _BYTES_PER_UNIT.get(unit.lower() or "b")
     if bytes_per_unit is None:
         raise _unreadable(text, _why_unknown_unit(unit))
@@ -223,40 +162,27 @@ def _why_not_an_amount(stripped: str) -> str:
         return "it is empty"
     if "%" in stripped:
         return (
-            "a share is not an amount; it does not say of what, and a relation that grows would silently "
+            "a percentage is not an amount; it does not say of what, and a relation that grows would silently "
             "take more memory"
         )
     if stripped.startswith("-"):
-        return "a budget is more than zero bytes"
+        return "a budget must be more than zero bytes"
     if stripped.lower() in ("nan", "inf", "infinity", "unlimited", "none"):
-        return "a budget is a finite amount, declared before the work starts"
+        return "a budget must be a finite amount, declared before the work starts"
     if "," in stripped:
-        return "the decimal mark is a point, and there are no thousands separators"
-    return "this is not a number with a unit"
+        return "use a decimal point, and no thousands separators"
+    return "this is not a number followed by a unit"
 
 
 def _why_unknown_unit(unit: str) -> str:
     if len(unit) == 1 and unit.lower() + "b" in _BYTES_PER_UNIT:
         prefix = "k" if unit in "kK" else unit.upper()
-        return f"{unit!r} could mean {prefix}B (powers of 1000) or {prefix.upper()}iB (of 1024); write which"
+        return f"{unit!r} could mean {prefix}B (powers of 1000) or {prefix.upper()}iB (powers of 1024); write one"
     return f"{unit!r} is not a unit of memory"
 
 
 class Reservation:
-    """One component's part of a `Ledger`; made by `Ledger.reserve`.
-
-    Usable as a context manager that releases at the end.
-
-    Examples
-    --------
-    >>> ledger = Ledger(Budget(100))
-    >>> with ledger.reserve("block", 60) as block:
-    ...     block.shrink(20)
-    ...     ledger.held_bytes
-    40
-    >>> ledger.held_bytes, ledger.peak_bytes
-    (0, 60)
-    """
+    """The memory that one component holds in a `Ledger`; as a context manager, until the end of the block."""
 
     __slots__ = ("_held_bytes", "_ledger", "name")
 
@@ -267,17 +193,11 @@ class Reservation:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this component holds now; 0 once released."""
+        """0 after `release`."""
         return self._held_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """Hold exactly ``size_bytes`` from now on.
-
-        Raises
-        ------
-        BudgetError
-            If the ledger's sum would exceed its budget. Nothing changes then.
-        """
+        """Hold exactly `size_bytes`; a `BudgetError`, and no change, if the total would exceed the budget."""
         if self._ledger is None:
             raise InternalError(f"Reservation {self.name!r} was released and cannot be resized.")
         if size_bytes < 0:
@@ -286,15 +206,14 @@ class Reservation:
         self._held_bytes = size_bytes
 
     def grow(self, extra_bytes: int) -> None:
-        """Hold ``extra_bytes`` more; refused like `resize`."""
+        """Raises like `resize`."""
         self.resize(self._held_bytes + extra_bytes)
 
     def shrink(self, fewer_bytes: int) -> None:
-        """Hold ``fewer_bytes`` less."""
         self.resize(self._held_bytes - fewer_bytes)
 
     def release(self) -> None:
-        """Give everything back and leave the ledger; again is harmless."""
+        """Release all memory and leave the ledger. Calling it again does nothing."""
         if self._ledger is not None:
             self.resize(0)
             self._ledger._forget(self)
@@ -313,19 +232,7 @@ class Reservation:
 
 
 class Ledger:
-    """The account of one budget: who holds how much of it.
-
-    Examples
-    --------
-    >>> ledger = Ledger(Budget(1000))
-    >>> window = ledger.reserve("window", 700)
-    >>> ledger.held_bytes, ledger.free_bytes, ledger.has_room_for(301)
-    (700, 300, False)
-    >>> ledger.resize(Budget(500))
-    Traceback (most recent call last):
-    dovetail.errors.BudgetError: The budget cannot shrink to 500 bytes: 700 bytes are held (window 700 B). \
-Shrink to 700 bytes or more, or release some first.
-    """
+    """The account of one budget: which component holds how much of it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -335,40 +242,31 @@ Shrink to 700 bytes or more, or release some first.
 
     @property
     def budget(self) -> Budget:
-        """The budget that this ledger accounts for."""
         return self._budget
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that all components hold together, now."""
+        """Bytes held by all components."""
         return self._held_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the budget that nobody holds."""
         return self._budget.total_bytes - self._held_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was ever held together."""
+        """The largest total that was held at any time."""
         return self._peak_bytes
 
     def by_component(self) -> dict[str, int]:
-        """Bytes held per component, in the order in which they were reserved; the sum is `held_bytes`."""
+        """Bytes held per component, in order of reservation. The sum is `held_bytes`."""
         return {name: reservation.held_bytes for name, reservation in self._reservations.items()}
 
     def has_room_for(self, extra_bytes: int) -> bool:
-        """Whether ``extra_bytes`` more would be granted."""
         return extra_bytes <= self.free_bytes
 
     def reserve(self, name: str, size_bytes: int = 0) -> Reservation:
-        """Open a component's account, holding ``size_bytes`` from the start.
-
-        Raises
-        ------
-        BudgetError
-            If there is not that much left; no account is opened then.
-        """
+        """Add a component. Raises `BudgetError`, and adds nothing, if not enough is free."""
         if name in self._reservations:
             raise InternalError(f"This ledger already has a component {name!r}.")
         reservation = Reservation(self, name)
@@ -377,7 +275,7 @@ Shrink to 700 bytes or more, or release some first.
         return reservation
 
     def resize(self, budget: Budget) -> None:
-        """Account for another budget from now on; refused if more than that is held."""
+        """Replace the budget. Refused if more than the new budget is held."""
         if budget.total_bytes < self._held_bytes:
             raise BudgetError(
                 f"The budget cannot shrink to {budget.total_bytes} bytes: {self._held_bytes} bytes are held "
@@ -392,7 +290,7 @@ Shrink to 700 bytes or more, or release some first.
 
     def _account(self, reservation: Reservation, change_bytes: int) -> None:
         wanted_bytes = self._held_bytes + change_bytes
-        # Shrinking is always granted: after an error the way back must stay open.
+        # Shrinking must always succeed, so that cleanup after an error works.
         if change_bytes > 0 and wanted_bytes > self._budget.total_bytes:
             raise BudgetError(
                 f"{reservation.name!r} asks for {reservation.held_bytes + change_bytes} bytes "
