@@ -1,7 +1,7 @@
-"""Small JSON files of a flow's state: created exactly once, durable before anything relies on them, checked when read.
+"""Small JSON files of a flow's state: created exactly once, durable before anything depends on them, checked on read.
 
-Each carries the format's version and a digest of its own content, so that damage and files of a newer Dovetail are told
-apart from everything else.
+Each contains the format version and a digest of its content, so damage and files of a newer Dovetail are reported as
+such.
 """
 
 import errno
@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import DovetailError, StateError
-from dovetail.faultpoints import fault_point
-from dovetail.relation.files import create_exclusively
-from dovetail.relation.format import digest_of
+from dovetail.core.errors import DovetailError, StateError
+from dovetail.core.faultpoints import fault_point
+from dovetail.storage.digests import canonical, digest_of
+from dovetail.storage.interface import Storage
+from dovetail.storage.local import LOCAL
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1: no ids, epochs or offsets. 2: a flow's documents name the flow, the driver's epoch and Spark's offsets."""
 
 _FULL_OR_BROKEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
@@ -25,7 +27,7 @@ _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 @contextmanager
 def storage_errors(place: Path) -> Iterator[None]:
-    """Turn what a disk refuses into a `StateError` that says what to do."""
+    """Convert disk errors into a `StateError` that says what to do."""
     try:
         yield
     except DovetailError:
@@ -34,44 +36,42 @@ def storage_errors(place: Path) -> Iterator[None]:
         if error.errno in _FULL_OR_BROKEN:
             raise StateError(
                 f"The flow's state cannot be written to {place}: {os.strerror(error.errno)}. Nothing was lost.",
-                hint="Make room and start the flow again with the same checkpoint.",
+                hint="Free some space and start the flow again with the same checkpoint.",
             ) from None
         if error.errno in _FORBIDDEN:
             raise StateError(
                 f"The flow's state cannot be written to {place}: {os.strerror(error.errno)}. Nothing was lost.",
-                hint="Give this user the right to write there and start the flow again.",
+                hint="Give this user write permission there and start the flow again.",
+            ) from None
+        if error.errno == errno.ENOENT:
+            raise StateError(
+                f"{error.filename or place} no longer exists: it was moved or deleted while the flow was running.",
+                hint="Start the flow again from where its checkpoint is now.",
             ) from None
         raise
 
 
-def create_document(path: Path, body: Mapping[str, Any], moment: str) -> bool:
-    """Create a document durably; False if somebody else had created it first.
+def create_document(path: Path, body: Mapping[str, Any], moment: str, storage: Storage = LOCAL) -> bool:
+    """Create a document durably. Returns False if it already exists.
 
-    Parameters
-    ----------
-    path
-        Its name; the directory exists.
-    body
-        What JSON can hold.
-    moment
-        What the fault points are called: ``<moment>.before``, ``<moment>.linked``, ``<moment>.after``.
+    ``moment`` names the fault points: ``<moment>.before``, ``<moment>.linked``, ``<moment>.after``.
     """
     content = {"format": FORMAT_VERSION, **body}
-    text = json.dumps({**content, "digest": digest_of(_canonical(content))}, indent=1)
+    text = json.dumps({**content, "digest": digest_of(canonical(content))}, indent=1)
     fault_point(f"{moment}.before")
     try:
         with storage_errors(path.parent):
-            create_exclusively(path, text, point=f"{moment}.linked")
+            storage.create(path, text.encode(), f"{moment}.linked")
     except FileExistsError:
         return False
     fault_point(f"{moment}.after")
     return True
 
 
-def read_document(path: Path) -> dict[str, Any] | None:
-    """What `create_document` was given, or None if there is no such document."""
+def read_document(path: Path, storage: Storage = LOCAL) -> dict[str, Any] | None:
+    """Read the body passed to `create_document`, or None if there is no such document."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = storage.read(path).decode("utf-8")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
@@ -88,10 +88,18 @@ def read_document(path: Path) -> dict[str, Any] | None:
             hint="Run the flow with the version of Dovetail that wrote it, or a newer one.",
         )
     recorded = document.pop("digest", None)
-    if recorded != digest_of(_canonical(document)):
+    if recorded != digest_of(canonical(document)):
         raise _damaged(path, "it does not match its own digest")
     del document["format"]
     return document
+
+
+def require_fields(path: Path, document: Mapping[str, Any], fields: Mapping[str, type]) -> None:
+    """Refuse a document that lacks a field which every format has, or has something else there."""
+    for name, kind in fields.items():
+        if not isinstance(document.get(name), kind):
+            found = "it is missing" if name not in document else f"it is {document[name]!r}"
+            raise _damaged(path, f"the field {name!r} must be of type {kind.__name__}, but {found}")
 
 
 def _damaged(path: Path, why: str) -> StateError:
@@ -99,7 +107,3 @@ def _damaged(path: Path, why: str) -> StateError:
         f"{path} is damaged: {why}.",
         hint="Restore the checkpoint from a copy, or start the flow with a new one.",
     )
-
-
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

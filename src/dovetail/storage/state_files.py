@@ -1,50 +1,35 @@
-"""Arrow files of operator state: each written once under a name of its own, and read only when a commit names it.
+"""Arrow files of operator state: each written once under a unique name, and read only if a commit names it.
 
-The tables that a shard writes in one micro-batch lie one after the other in one file, because what makes a file durable
-costs milliseconds however little is in it. A commit names tables, each with its place in its file.
+The tables that a shard writes in one micro-batch are concatenated in one file, because making a file durable costs
+milliseconds regardless of its size. A commit names tables, each with its offset in its file.
 """
 
-import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from dovetail.errors import StateError
-from dovetail.faultpoints import fault_point
-from dovetail.relation.files import sync_directory
-from dovetail.relation.format import digest_of
-from dovetail.relation.verified import verification_marks
-from dovetail.state.documents import storage_errors
+from dovetail.core.errors import StateError
+from dovetail.core.faultpoints import fault_point
+from dovetail.storage.digests import digest_of
+from dovetail.storage.documents import storage_errors
+from dovetail.storage.local import LOCAL
+from dovetail.storage.verified import verification_marks
 
-__all__ = ["StateFile", "read_table", "shard_directory", "write_tables"]
+__all__ = ["ShardState", "StateFile", "read_table", "shard_directory", "write_tables"]
 
-_ALIGNMENT = 64  # of the beginning of every table, so that its columns can be used where they are mapped
+_ALIGNMENT = 64  # of the start of every table, so that its columns can be used directly from the mapped file
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """One table of one shard's state, as a commit names it.
+    """One table of one shard's state, as named by a commit."""
 
-    Attributes
-    ----------
-    name
-        The path of its file below the flow's ``state`` directory: ``<operator>/<shard>/<batch>-<uuid>.arrow``.
-    table
-        What it holds, in the operator's words: ``"window"``, ...
-    offset, bytes
-        Its place in the file.
-    rows
-        How many it has.
-    digest
-        Of its bytes.
-    """
-
-    name: str
-    table: str
+    name: str  # of its file below the flow's ``state`` directory: ``<operator>/<shard>/<batch>-<uuid>.arrow``
+    table: str  # chosen by the operator, such as "window"
     offset: int
     bytes: int
     rows: int
@@ -61,19 +46,37 @@ class StateFile:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "StateFile":
-        """Read what `as_dict` gave."""
+        """Read the output of `as_dict`."""
         return cls(**saved)
 
 
+@dataclass(frozen=True)
+class ShardState:
+    """One shard's state after one micro-batch."""
+
+    state_id: str  # unique: an operator in memory may continue only from exactly this state
+    files: tuple[StateFile, ...] = ()  # unchanged files are listed again
+    values: Mapping[str, Any] = field(default_factory=dict)  # the rest of the state, ready for JSON
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON; the inverse of `from_dict`."""
+        return {"id": self.state_id, "files": [f.as_dict() for f in self.files], "values": dict(self.values)}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "ShardState":
+        """Read the output of `as_dict`."""
+        return cls(saved["id"], tuple(map(StateFile.from_dict, saved["files"])), saved["values"])
+
+
 def shard_directory(operator: str, shard: int) -> str:
-    """Where a shard's files lie, below the ``state`` directory."""
+    """The directory of a shard's files, below the ``state`` directory."""
     return f"{operator}/{shard:05d}"
 
 
 def write_tables(
     state_root: Path, operator: str, shard: int, batch: int, tables: Sequence[tuple[str, pa.Table]]
 ) -> list[StateFile]:
-    """Write tables durably, under a new name.
+    """Write tables durably to one new file.
 
     Examples
     --------
@@ -101,20 +104,16 @@ def write_tables(
                         writer.write_table(table)
                         fault_point("state.file.begun")
                     places.append((offset, sink.tell() - offset))
-            content = _mapped(path)
+            content = LOCAL.map(path)
             files = [
                 StateFile(name, table_name, offset, size, table.num_rows, digest_of(content.slice(offset, size)))
                 for (table_name, table), (offset, size) in zip(tables, places, strict=True)
             ]
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            LOCAL.sync([path])
             fault_point("state.file.written")
-            sync_directory(path.parent)
+            LOCAL.sync([path.parent])
         except OSError:
-            # Half a file takes room on a disk that may be full, and no commit will ever name it.
+            # A partial file takes space on a disk that may be full, and no commit will ever name it.
             path.unlink(missing_ok=True)
             raise
     fault_point("state.file.after")
@@ -122,16 +121,16 @@ def write_tables(
 
 
 def read_table(state_root: Path, file: StateFile) -> pa.Table:
-    """Map a table that a commit names; the first reader on a host checks that it is what was written."""
+    """Map a table named by a commit. The first reader on a host verifies it against its digest."""
     path = state_root / file.name
     try:
-        content = _mapped(path)
+        content = LOCAL.map(path)
     except FileNotFoundError:
-        raise _unusable(path, "it is gone") from None
+        raise _unusable(path, "it does not exist") from None
     except OSError as error:
         raise _unusable(path, f"it cannot be read ({error.strerror or error})") from None
     if len(content) < file.offset + file.bytes:
-        raise _unusable(path, f"it has {len(content)} bytes, its commit says {file.offset + file.bytes} or more")
+        raise _unusable(path, f"it has {len(content)} bytes, but its commit needs {file.offset + file.bytes}")
     content = content.slice(file.offset, file.bytes)
     marks = verification_marks([path], file.digest, 1)
     is_known = bool(marks[0])
@@ -144,14 +143,9 @@ def read_table(state_root: Path, file: StateFile) -> pa.Table:
     except pa.ArrowException as error:
         raise _unusable(path, str(error).partition("\n")[0]) from None
     if table.num_rows != file.rows:
-        raise _unusable(path, f"it has {table.num_rows} rows, its commit says {file.rows}")
+        raise _unusable(path, f"it has {table.num_rows} rows, but its commit says {file.rows}")
     marks[0] = 1
     return table
-
-
-def _mapped(path: Path) -> pa.Buffer:
-    with pa.memory_map(str(path)) as file:
-        return file.read_buffer()
 
 
 def _unusable(path: Path, why: str) -> StateError:

@@ -1,0 +1,1 @@
+"""Durable storage: files created exactly once, documents, state files, locks, verification."""
