@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between processes."""
+"""The directory of compiled kernels, shared by processes."""
 
 import atexit
 import contextlib
@@ -16,25 +16,10 @@ FORCE_BUCKETS_VARIABLE = "DOVETAIL_FORCE_BUCKETS"
 
 
 def choose_cache_directory(configured: str = "") -> Path:
-    """Give a directory for compiled code that only this user can write to, creating it if need be.
+    """Return a directory for compiled code that only this user can write to, creating it if necessary.
 
-    Parameters
-    ----------
-    configured
-        A parent directory chosen by the user (numba's own setting), or empty.
-
-    Returns
-    -------
-    Path
-        Below `configured`, else below ``$XDG_CACHE_HOME/dovetail`` or ``~/.cache/dovetail``; a temporary
-        directory, removed at exit, where neither can be used.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as parent:
-    ...     choose_cache_directory(parent).name.startswith("numba-")
-    True
+    It is below `configured` (numba's own setting) if given, else below ``$XDG_CACHE_HOME/dovetail`` or
+    ``~/.cache/dovetail``. If neither can be used, it is a temporary directory, removed at exit.
     """
     name = _directory_name()
     parents = [Path(configured)] if configured else _default_parents()
@@ -43,18 +28,17 @@ def choose_cache_directory(configured: str = "") -> Path:
         if _is_private(directory):
             return directory
     temporary = Path(tempfile.mkdtemp(prefix="dovetail-kernels-"))
-    # A forked child runs no atexit hooks of multiprocessing's making, but it may run ours: only the creator
-    # cleans up.
+    # A forked child may run this hook too: only the creator removes the directory.
     creator = os.getpid()
     atexit.register(lambda: shutil.rmtree(temporary, ignore_errors=True) if os.getpid() == creator else None)
     return temporary
 
 
 def _directory_name() -> str:
-    """Name everything that code in the directory depends on.
+    """A name that covers everything the compiled code depends on.
 
-    numba recompiles a function when its own file changes, but not when a function that it inlined from
-    another file does, so the directory is named after the sources of all kernels.
+    numba recompiles a function when its own file changes, but not when a function inlined from another file changes.
+    The name therefore contains a hash of all kernel sources.
     """
     sources = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -69,14 +53,14 @@ def _default_parents() -> list[Path]:
     parents = []
     if configured := os.environ.get("XDG_CACHE_HOME"):
         parents.append(Path(configured) / "dovetail")
-    # Where no home directory is known for this user, the temporary directory is left.
+    # Without a home directory, only the temporary directory remains.
     with contextlib.suppress(RuntimeError):
         parents.append(Path.home() / ".cache" / "dovetail")
     return parents
 
 
 def _is_private(directory: Path) -> bool:
-    """Create `directory` if missing and tell whether this user, and nobody else, can write to it."""
+    """Create `directory` if missing and return whether only this user can write to it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()

@@ -1,21 +1,20 @@
 """Compiled loops of `dovetail.kernels.multimap.MultiMap`.
 
-Layout (all numbers int64, so that one array is one allocation and a slot or entry is one aligned 16-byte
-unit):
+Layout (all int64, so that an array is one allocation and a slot or entry is one aligned 16-byte unit):
 
 ``slots[2 i]``, ``slots[2 i + 1]``
-    The code, and ``tail << 32 | count``: the ring position of the newest entry of the code and how many
-    entries it has. See `dovetail.kernels._slots` for how slots are found.
+    The code, and ``tail << 32 | count``: the ring position of the newest entry of the code, and its number of
+    entries. See `dovetail.kernels._slots` for how slots are found.
 ``entries[2 p]``, ``entries[2 p + 1]``
-    The code, and ``lap << 32 | next``: how many times the ring had been gone round when the entry was
-    written, and the ring position of the next newer entry of the code. The newest one points back at the
-    oldest, so that both ends of the chain are at hand. A negative word marks a free position.
+    The code, and ``lap << 32 | next``: the lap of the ring in which the entry was written, and the ring position of
+    the next newer entry of the code. The newest entry points back to the oldest, so both ends of the chain are
+    reachable. A negative word marks a free position.
 ``state``
-    The scalars, at the indexes named below.
+    Scalars, at the indexes named below.
 
-An entry's sequence number is ``lap * ring + position``. The writer goes round the ring and skips positions
-that are still taken, so numbers grow with arrival but are not dense. There are at least ``ring - capacity``
-free positions at any time, which bounds what is skipped per entry written.
+An entry's sequence number is ``lap * ring + position``. The writer goes around the ring and skips positions that are
+still occupied, so numbers grow with arrival but have gaps. At least ``ring - capacity`` positions are free at any time,
+which bounds the number of positions skipped per entry written.
 """
 
 from typing import Any
@@ -26,22 +25,22 @@ from numba import njit
 from dovetail.kernels._slots import BLOCK, erase_slot, find_block, find_slot, hash_block
 from dovetail.kernels._vector import LANES, emit_eight, prefetch
 
-NEXT_SEQ = 0  # the first number not yet considered by the writer
+NEXT_SEQ = 0  # the first number that the writer has not reached
 OLDEST_SEQ = 1  # no live entry has a smaller number
 LIVE = 2
-STALE = 3  # live entries that the writer has passed: their number is not the newest one of their position
+STALE = 3  # live entries that the writer has skipped: their number is not the newest of their position
 STATE_SIZE = 4
 
 LOW_HALF = np.int64(0xFFFFFFFF)
 FREE = np.int64(-1)
 POSITION = np.int64(0x7FFFFFFF)
-_CHAINS = 64  # chains walked together: more than the processor has loads under way
-DOOMED = np.int64(1 << 31)  # marks an entry about to go; positions stay below it, so the bit is free
+_CHAINS = 64  # chains walked together: more than the processor has loads in flight
+DOOMED = np.int64(1 << 31)  # marks an entry to be removed; positions are smaller, so the bit is free
 
 
 @njit(cache=True, inline="always")
 def _release_entry(entries: Any, ring: Any, state: Any, position: Any) -> Any:
-    """Free an entry and give its sequence number; the caller has taken it out of its chain."""
+    """Free an entry and return its sequence number; the caller has unlinked it from its chain."""
     seq = (entries[2 * position + 1] >> 32) * ring + position
     entries[2 * position + 1] = FREE
     state[LIVE] -= 1
@@ -54,7 +53,7 @@ def _release_entry(entries: Any, ring: Any, state: Any, position: Any) -> Any:
 def _ask_for_block(
     slots: Any, entries: Any, codes: Any, start: Any, stop: Any, homes: Any, next_homes: Any, aside: Any, words: Any
 ) -> None:
-    """Bring what is filed under codes[start:stop] into the cache: their slots and the newest entry of each."""
+    """Prefetch the slots of codes[start:stop] and the newest entry of each."""
     find_block(slots, codes, start, stop, homes, next_homes, aside, words)
     for i in range(stop - start):
         prefetch(entries, 2 * (words[i] >> 32))
@@ -62,7 +61,7 @@ def _ask_for_block(
 
 @njit(cache=True)
 def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> None:
-    """Append one entry per code; the caller has checked that there is room."""
+    """Append one entry per code; the caller has checked the capacity."""
     ring = entries.size // 2
     seq = state[NEXT_SEQ]
     lap = seq // ring
@@ -80,7 +79,7 @@ def insert_codes(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any
         for row in range(start, stop):
             code = codes[row]
             while entries[2 * position + 1] >= 0:
-                # Passed for the first time when it was written in the lap before.
+                # Skipped for the first time if it was written in the previous lap.
                 if (entries[2 * position + 1] >> 32) == lap - 1:
                     stale += 1
                 position += 1
@@ -121,11 +120,11 @@ def _walk_chains(
     from_cursor: Any,
     out_places: Any,
 ) -> Any:
-    """Write the places of the entries of chains: rows of (entry before, where to write, how many are left).
+    """Write the places of the entries of chains: rows of (previous entry, where to write, how many are left).
 
-    All chains go on by one entry in turn, so that the entries asked for are on their way from memory while the others
-    are written: one chain alone would wait for each of its entries. Therefore the longest ones, `left_over` at most,
-    are left for the next call; their number is given back.
+    All chains advance by one entry in turn, so that prefetched entries arrive while others are written: a single chain
+    would wait for each of its entries. To keep enough chains in flight, the longest ones, at most `left_over`, are left
+    for the next call. Returns how many.
     """
     while chain_count > left_over:
         going_on = 0
@@ -160,11 +159,11 @@ def probe_into(
 ) -> Any:
     """Write (row, place) of every entry of every code, oldest entry first, until the output is full.
 
-    An entry's place is its ring position plus `before_cursor` or, if the position is not below `cursor`, `from_cursor`:
-    0 for positions, the beginnings of two laps for sequence numbers.
+    An entry's place is its ring position plus `from_cursor` if the position is at or after `cursor`, else plus
+    `before_cursor`. Both are 0 for ring positions, and the starts of two laps for sequence numbers.
 
-    `remaining` entries of `row` are still to come, beginning at ring position `position`; 0 means that the row has
-    not begun. Gives the number of pairs written and the place to go on from; the row is ``codes.size`` at the end.
+    `remaining` entries of `row` are still to be written, starting at ring position `position`; 0 means that the row
+    has not started. Returns the number of pairs written and where to continue; the row is ``codes.size`` at the end.
     """
     limit = out_rows.size
     pair = 0
@@ -234,7 +233,7 @@ def seqs_at_positions(entries: Any, state: Any, positions: Any, out_seqs: Any) -
     """Write the sequence number of the live entry at each ring position."""
     ring = entries.size // 2
     if state[STALE] == 0:
-        # Then every live number is the newest one of its position, and no entry needs to be read.
+        # Every live number is the newest of its position, so no entry needs to be read.
         lap = state[NEXT_SEQ] // ring
         cursor = state[NEXT_SEQ] - lap * ring
         this_lap = lap * ring
@@ -249,7 +248,7 @@ def seqs_at_positions(entries: Any, state: Any, positions: Any, out_seqs: Any) -
 
 @njit(cache=True)
 def advance_oldest(entries: Any, state: Any) -> Any:
-    """Move OLDEST_SEQ to the oldest live entry; tell whether there is one."""
+    """Move OLDEST_SEQ to the oldest live entry; return whether there is one."""
     ring = entries.size // 2
     if state[LIVE] == 0:
         state[OLDEST_SEQ] = state[NEXT_SEQ]
@@ -264,7 +263,7 @@ def advance_oldest(entries: Any, state: Any) -> Any:
             position = 0
             lap += 1
         if looked_at == ring:
-            # A whole lap of nothing: jump over the laps of which nothing is left.
+            # A whole lap without live entries: skip to the first lap that has some.
             first = state[NEXT_SEQ]
             for p in range(ring):
                 word = entries[2 * p + 1]
@@ -278,7 +277,7 @@ def advance_oldest(entries: Any, state: Any) -> Any:
 
 @njit(cache=True)
 def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -> None:
-    """Remove as many entries as fit the output, the oldest first; the caller knows there are as many."""
+    """Remove the oldest entries, as many as fit in the output; the caller guarantees that there are enough."""
     ring = entries.size // 2
     codes = np.empty(BLOCK, dtype=np.int64)
     words = np.empty(BLOCK, dtype=np.int64)
@@ -295,7 +294,7 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
             lap = state[OLDEST_SEQ] // ring
             position = state[OLDEST_SEQ] - lap * ring
         if not asked_from <= position < asked_to:
-            # The next to go are most likely the next in the ring.
+            # The next entries to remove are most likely the next in the ring.
             asked_from = position
             asked_to = min(position + BLOCK, ring, position + out_seqs.size - i)
             ahead = asked_to - asked_from
@@ -305,7 +304,7 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
             _ask_for_block(slots, entries, codes, 0, ahead, homes, next_homes, aside, words)
         slot = find_slot(slots, entries[2 * position])
         word = slots[2 * slot + 1]
-        # The oldest of all is the oldest of its code: the one that the code's newest entry points at.
+        # The oldest entry overall is the oldest of its code: the one that the code's newest entry points to.
         tail = word >> 32
         if tail == position:
             erase_slot(slots, slot)
@@ -323,7 +322,7 @@ def remove_oldest_entries(slots: Any, entries: Any, state: Any, out_seqs: Any) -
 
 @njit(cache=True)
 def collect_oldest(entries: Any, state: Any, out_seqs: Any) -> None:
-    """Write the numbers of as many entries as fit the output, the oldest first; the caller knows there are as many."""
+    """Write the numbers of the oldest entries, filling the output; the caller guarantees that there are enough."""
     ring = entries.size // 2
     lap = state[OLDEST_SEQ] // ring
     position = state[OLDEST_SEQ] - lap * ring
@@ -336,7 +335,7 @@ def collect_oldest(entries: Any, state: Any, out_seqs: Any) -> None:
                 position = 0
                 lap += 1
             if looked_at == ring:
-                # A whole lap of nothing: jump over the laps of which nothing is left.
+                # A whole lap without live entries: skip to the first lap that has some.
                 here = lap * ring + position
                 first = state[NEXT_SEQ]
                 for p in range(ring):
@@ -355,7 +354,7 @@ def collect_oldest(entries: Any, state: Any, out_seqs: Any) -> None:
 
 @njit(cache=True)
 def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_seqs: Any) -> Any:
-    """Remove all entries of the codes and give how many there were."""
+    """Remove all entries of the codes and return how many there were."""
     ring = entries.size // 2
     removed = 0
     words = np.empty(BLOCK, dtype=np.int64)
@@ -384,7 +383,7 @@ def remove_codes_entries(slots: Any, entries: Any, state: Any, codes: Any, out_s
 
 @njit(cache=True)
 def first_dead_seq(entries: Any, seqs: Any) -> Any:
-    """Give the index of the first sequence number that is not a live entry's, or -1."""
+    """Return the index of the first sequence number that is not of a live entry, or -1."""
     ring = entries.size // 2
     for i in range(seqs.size):
         if seqs[i] < 0 or (entries[2 * (seqs[i] % ring) + 1] >> 32) != seqs[i] // ring:
@@ -394,7 +393,7 @@ def first_dead_seq(entries: Any, seqs: Any) -> Any:
 
 @njit(cache=True)
 def _remove_doomed(slots: Any, entries: Any, ring: Any, state: Any, code: Any) -> None:
-    """Remove the entries of a code that are marked, and link those that stay."""
+    """Remove the marked entries of a code and link the remaining ones."""
     slot = find_slot(slots, code)
     word = slots[2 * slot + 1]
     position = entries[2 * (word >> 32) + 1] & POSITION
@@ -422,9 +421,9 @@ def _remove_doomed(slots: Any, entries: Any, ring: Any, state: Any, code: Any) -
 
 @njit(cache=True)
 def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
-    """Remove live entries by number and give how many there were, repetitions not counted.
+    """Remove live entries by number and return how many, counting repeated numbers once.
 
-    All victims are marked first, so that a chain is walked once however many of its entries go.
+    All victims are marked first, so that a chain is walked only once.
     """
     ring = entries.size // 2
     live_before = state[LIVE]
@@ -449,14 +448,14 @@ def remove_seqs_entries(slots: Any, entries: Any, state: Any, seqs: Any) -> Any:
         hash_block(slots, codes, 0, size, homes)
         _ask_for_block(slots, entries, codes, 0, size, homes, next_homes, aside, words)
         for k in range(size):
-            if entries[2 * victims[k] + 1] >= 0:  # not gone yet with an earlier victim of the same code
+            if entries[2 * victims[k] + 1] >= 0:  # not yet removed with an earlier victim of the same code
                 _remove_doomed(slots, entries, ring, state, codes[k])
     return live_before - state[LIVE]
 
 
 @njit(cache=True)
 def collect_live(entries: Any, out_seqs: Any) -> None:
-    """Write the numbers of all live entries in the order of the ring."""
+    """Write the numbers of all live entries in ring order."""
     ring = entries.size // 2
     found = 0
     for position in range(ring):
@@ -468,8 +467,8 @@ def collect_live(entries: Any, out_seqs: Any) -> None:
 
 @njit(cache=True)
 def collect_between(entries: Any, low: Any, high: Any, start: Any, out_positions: Any) -> Any:
-    """Write ring positions from `start` on of live entries with a code from low to high; give how many, and where to
-    go on."""
+    """Write ring positions from `start` of live entries with a code in [low, high]; return how many, and where to
+    continue."""
     ring = entries.size // 2
     found = 0
     for position in range(start, ring):

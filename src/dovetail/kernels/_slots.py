@@ -1,13 +1,13 @@
-"""The open-addressing slot table that `MultiMap` and `ValueTable` are built on.
+"""The open-addressing slot table of `MultiMap` and `ValueTable`.
 
-A slot is 16 bytes: a code and a word, which is 0 where the slot is empty; the maps give the word its meaning.
-Four slots make a cache line. The search for a code begins at the first slot of its *home line* and goes on
-slot by slot, so the taken slots of a line are always its first ones, and one comparison of the whole line
-answers nearly every search: the code is there, or the last slot of the line is empty and the code is nowhere.
+A slot is 16 bytes: a code and a word. The word is 0 in an empty slot; otherwise its meaning is up to the map. A cache
+line has four slots. The search for a code starts at the first slot of its *home line* and proceeds slot by slot, so
+the occupied slots of a line are always its first ones. One comparison of the whole line answers nearly every search:
+either it has the code, or its last slot is empty and the code is not in the table.
 
-Batches are looked up in blocks, eight codes at a time. While one block is compared, the lines of the next are on their
-way from memory. What a home line does not answer is put aside without a branch, because at random codes the processor
-would mispredict it.
+Batches are looked up in blocks, eight codes at a time. While one block is compared, the lines of the next are
+prefetched. Codes that the home line does not answer are collected without a branch, because for random codes the
+processor would mispredict it.
 """
 
 from typing import Any
@@ -21,30 +21,27 @@ from dovetail.kernels.hashing import home_slot
 
 Int64Array = npt.NDArray[np.int64]
 
-DEFAULT_MAX_LOAD = 1 / 3  # where one line answers nearly every search
-DENSE_LOAD = 0.5  # for maps that live in a budget: a quarter less memory, slower where codes are absent
+DEFAULT_MAX_LOAD = 1 / 3  # one line answers nearly every search
+DENSE_LOAD = 0.5  # for maps in a memory budget: a quarter less memory, slower for absent codes
 SLOTS_PER_LINE = LINE // 2
-BLOCK = 256  # codes looked up together; their lines and the next block's fit the first-level cache
+BLOCK = 256  # codes looked up together; their lines and the next block's fit in the L1 cache
 _CODES_OF_LINE = 0b01010101  # the elements of a line that are codes
 _WORDS_OF_LINE = 0b10101010
 
 
 def count_slots(capacity: int, max_load: float) -> int:
-    """Give how many slots a table gets: a multiple of a line, with one more than its codes whatever the load.
-
-    The one more is where a search that finds nothing ends.
-    """
+    """The slots of a table: whole lines, with at least one empty slot, which ends a search that finds nothing."""
     slots = max(int(np.ceil(capacity / max_load)), capacity + 1)
     return -(-slots // SLOTS_PER_LINE) * SLOTS_PER_LINE
 
 
 def count_slot_bytes(capacity: int, max_load: float) -> int:
-    """Give the bytes that `make_slots` allocates."""
+    """The bytes that `make_slots` allocates."""
     return 16 * count_slots(capacity, max_load) + 64
 
 
 def make_slots(capacity: int, max_load: float) -> Int64Array:
-    """Make an empty table whose first slot lies at the beginning of a cache line."""
+    """Make an empty table that starts on a cache line."""
     size = 2 * count_slots(capacity, max_load)
     allocation = np.zeros(size + LINE, dtype=np.int64)
     start = -allocation.ctypes.data % 64 // 8
@@ -53,10 +50,10 @@ def make_slots(capacity: int, max_load: float) -> Int64Array:
 
 @njit(cache=True, inline="always")
 def find_slot(slots: Any, code: Any) -> Any:
-    """Give the slot that holds `code`, or the empty slot where it would go."""
+    """Return the slot that holds `code`, or the empty slot where it would be stored."""
     line = LINE * home_slot(code, slots.size // LINE)
     while True:
-        # What an empty slot once held may still be there and match, but then no slot before it is empty.
+        # An empty slot may still contain its old code and match it, but then no slot before it is empty.
         candidates = match_line(slots, line, code) & _CODES_OF_LINE | match_line(slots, line, 0) & _WORDS_OF_LINE
         if candidates != 0:
             return (line + lowest_bit(candidates)) >> 1
@@ -71,7 +68,7 @@ def erase_slot(slots: Any, hole: Any) -> None:
     line = hole // SLOTS_PER_LINE * LINE
     empty = match_line(slots, line, 0) & _WORDS_OF_LINE
     if empty != 0:
-        # Searches come to all of a line's slots, so the last taken one can fill the hole, and nothing lies beyond.
+        # A search covers all slots of a line, so the line's last occupied slot can fill the hole.
         last = ((line + lowest_bit(empty)) >> 1) - 1
         slots[2 * hole] = slots[2 * last]
         slots[2 * hole + 1] = slots[2 * last + 1]
@@ -100,7 +97,7 @@ def erase_slot(slots: Any, hole: Any) -> None:
 
 @njit(cache=True)
 def hash_block(slots: Any, codes: Any, start: Any, stop: Any, out_homes: Any) -> None:
-    """Write the home lines of at most a block of codes, and ask for them."""
+    """Write the home lines of at most one block of codes, and prefetch them."""
     line_count = slots.size // LINE
     for i in range(stop - start):
         out_homes[i] = home_slot(codes[start + i], line_count)
@@ -109,7 +106,7 @@ def hash_block(slots: Any, codes: Any, start: Any, stop: Any, out_homes: Any) ->
 
 @njit(cache=True)
 def _search_on(slots: Any, line: Any, code: Any) -> Any:
-    """Give the word of `code`, which is in no line before `line`, or 0."""
+    """The word of `code`, or 0; the search starts at `line`."""
     while True:
         if line == slots.size:
             line = 0
@@ -125,13 +122,13 @@ def _search_on(slots: Any, line: Any, code: Any) -> Any:
 def find_block(
     slots: Any, codes: Any, start: Any, stop: Any, homes: Any, next_homes: Any, aside: Any, out_words: Any
 ) -> None:
-    """Write the words of codes[start:stop], at most a block, 0 for those not in the table.
+    """Write the words of codes[start:stop], at most one block; 0 for codes that are not in the table.
 
-    `homes` is what `hash_block`, or the call for the block before, made of these codes. The home lines of the block
-    after them are written to `next_homes` and asked for. `aside` is room for the numbers of a block.
+    `homes` are the home lines of these codes, written by `hash_block` or by the call for the previous block. The home
+    lines of the next block are written to `next_homes` and prefetched. `aside` is scratch space of one block.
     """
     line_count = slots.size // LINE
-    # Slices, because the compiler knows that an index from 0 on is not a negative one that counts from the end.
+    # Slices tell the compiler that the index does not start negative (counting from the end).
     block = codes[start:stop]
     next_block = codes[stop : 2 * stop - start]
     for i in range(next_block.size):
@@ -159,7 +156,7 @@ def find_block(
 
 @njit(cache=True)
 def find_words(slots: Any, codes: Any, out_words: Any) -> None:
-    """Write each code's word, 0 where it is not in the table."""
+    """Write the word of each code; 0 if it is not in the table."""
     homes = np.empty(BLOCK, dtype=np.uint32)
     next_homes = np.empty(BLOCK, dtype=np.uint32)
     aside = np.empty(BLOCK, dtype=np.uint32)

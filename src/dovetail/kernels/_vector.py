@@ -1,8 +1,8 @@
-"""What table kernels need of the processor beyond plain loops: eight lanes at once, and reading ahead.
+"""Vector operations of the table kernels: eight lanes at once, and prefetching.
 
-The compiler does not find these forms by itself: it must assume that what a loop writes may be the table it reads.
-Written for eight lanes of 64 bits, they compile to a few instructions each where there is AVX-512, and to more of them
-elsewhere. Each has a plain Python form that is used when the JIT is off, so that kernels read the same either way.
+The compiler cannot find these forms itself, because it must assume that a loop may write to the table it reads. Each
+operation handles eight lanes of 64 bits. It compiles to a few instructions with AVX-512 and to more without. The plain
+Python forms are for runs without the JIT; what they do is written at the compiled forms.
 """
 
 from typing import Any
@@ -18,26 +18,18 @@ LINE = 8  # int64 per cache line of 64 bytes: four slots, each a code and a word
 if numba.config.DISABLE_JIT:
 
     def match_line(array: Any, start: Any, value: Any) -> Any:
-        """Give a bit for each of the 8 elements from `start` on, the first one lowest, set where equal."""
         return sum(1 << i for i in range(LINE) if array[start + i] == value)
 
     def lowest_bit(bits: Any) -> Any:
-        """Give the index of the lowest bit that is set; there must be one."""
         return (int(bits) & -int(bits)).bit_length() - 1
 
     def count_bits(bits: Any) -> Any:
-        """Give how many bits are set."""
         return int(bits).bit_count()
 
     def prefetch(array: Any, index: Any) -> None:
-        """Ask for the cache line of an element, without waiting for it."""
+        """Prefetch the cache line of an element."""
 
     def find_eight(slots: Any, homes: Any, codes: Any, first: Any, out_words: Any) -> Any:
-        """Look for 8 codes from `first` on in their home lines, and write the words found.
-
-        A code that is not in its line gets the word of the line's last slot: 0, unless the line is full. Gives a bit
-        for each code, the first one lowest, set where that has happened and the word is not 0.
-        """
         unanswered = 0
         for i in range(first, first + LANES):
             line = LINE * int(homes[i])
@@ -47,7 +39,6 @@ if numba.config.DISABLE_JIT:
         return unanswered
 
     def append_lanes(array: Any, position: Any, first: Any, lanes: Any) -> None:
-        """Write ``first + lane`` for each bit that is set in `lanes`, one after the other from `position` on."""
         chosen = [first + lane for lane in range(LANES) if lanes >> lane & 1]
         array[position : position + len(chosen)] = chosen
 
@@ -62,10 +53,6 @@ if numba.config.DISABLE_JIT:
         out_places: Any,
         position: Any,
     ) -> Any:
-        """Write the row and the place of each of 8 words from `first` on whose count is 1; see `probe_into`.
-
-        Gives how many there are, or -1, and then nothing is written, if a count is larger.
-        """
         counts = [int(word) & 0xFFFFFFFF for word in words[first : first + LANES]]
         if max(counts) > 1:
             return -1
@@ -97,7 +84,7 @@ else:
         return builder.shuffle_vector(first, undefined, _all(_NARROW, 0))
 
     def _lanes_from(builder: Any, value: Any, vector: Any) -> Any:
-        """Give value, value + 1, ... in the lanes."""
+        """Return value, value + 1, ... in the lanes."""
         return builder.add(_repeat(builder, value, vector), ir.Constant(vector, list(range(LANES))))
 
     def _as_bits(builder: Any, flags: Any) -> Any:
@@ -118,7 +105,7 @@ else:
         return builder.call(function, [builder.inttoptr(addresses, pointers), *arguments])
 
     def _store_chosen(builder: Any, values: Any, pointer: Any, flags: Any) -> None:
-        """Write the lanes whose flag is set, one after the other."""
+        """Write the lanes whose flag is set, consecutively."""
         function = cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [values.type, pointer.type, _BITS]),
@@ -128,7 +115,7 @@ else:
 
     @intrinsic
     def match_line(typing_context: Any, array: Any, start: Any, value: Any) -> Any:
-        """Give a bit for each of the 8 elements from `start` on, the first one lowest, set where equal."""
+        """Return a bit mask of the 8 elements from `start`, lowest bit first, set where an element equals `value`."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = _pointer_to(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -139,7 +126,7 @@ else:
 
     @intrinsic
     def lowest_bit(typing_context: Any, bits: Any) -> Any:
-        """Give the index of the lowest bit that is set; there must be one."""
+        """Return the index of the lowest set bit; at least one bit must be set."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.cttz(arguments[0], ir.Constant(_INT1, 1))
@@ -148,7 +135,7 @@ else:
 
     @intrinsic
     def count_bits(typing_context: Any, bits: Any) -> Any:
-        """Give how many bits are set."""
+        """Return the number of set bits."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.ctpop(arguments[0])
@@ -157,7 +144,7 @@ else:
 
     @intrinsic
     def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-        """Ask for the cache line of an element, without waiting for it."""
+        """Prefetch the cache line of an element."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = _pointer_to(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -175,10 +162,10 @@ else:
 
     @intrinsic
     def find_eight(typing_context: Any, slots: Any, homes: Any, codes: Any, first: Any, out_words: Any) -> Any:
-        """Look for 8 codes from `first` on in their home lines, and write the words found.
+        """Look up 8 codes from `first` in their home lines, and write the words found.
 
-        A code that is not in its line gets the word of the line's last slot: 0, unless the line is full. Gives a bit
-        for each code, the first one lowest, set where that has happened and the word is not 0.
+        A code that is not in its line gets the word of the line's last slot, which is 0 unless the line is full.
+        Returns a bit mask, lowest bit first, of the codes that are not in their line and got a non-zero word.
         """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -205,7 +192,7 @@ else:
 
     @intrinsic
     def append_lanes(typing_context: Any, array: Any, position: Any, first: Any, lanes: Any) -> Any:
-        """Write ``first + lane`` for each bit that is set in `lanes`, one after the other from `position` on."""
+        """Write ``first + lane`` for each bit set in `lanes`, consecutively from `position`."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = _pointer_to(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -228,9 +215,9 @@ else:
         out_places: Any,
         position: Any,
     ) -> Any:
-        """Write the row and the place of each of 8 words from `first` on whose count is 1; see `probe_into`.
+        """Write row and place of each of 8 words from `first` whose count is 1; see `probe_into`.
 
-        Gives how many there are, or -1, and then nothing is written, if a count is larger.
+        Returns how many were written, or -1 if a count is larger than 1. In that case nothing is written.
         """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Flags of single entries, set in place at many positions."""
+"""Setting flag bits in place at many positions."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 @njit(cache=True)
 def _set_bits(flags: Any, positions: Any, bits: Any) -> Any:
-    """Tell whether all positions are there; nothing is set if not."""
+    """Return whether all positions are in range; nothing is set if not."""
     is_outside = False
     for i in range(positions.size):
         is_outside |= (positions[i] < 0) | (positions[i] >= flags.size)
@@ -24,14 +24,6 @@ def _set_bits(flags: Any, positions: Any, bits: Any) -> Any:
 
 
 def set_bits(flags: UInt8Array, positions: Positions, bits: np.uint8) -> None:
-    """Set bits of the flags at these positions, in place; positions may repeat.
-
-    Examples
-    --------
-    >>> flags = np.array([0, 4, 0], np.uint8)
-    >>> set_bits(flags, np.array([1, 1, 2]), np.uint8(1))
-    >>> flags.tolist()
-    [0, 5, 1]
-    """
+    """Set bits of the flags at these positions, in place. Positions may repeat."""
     if not _set_bits(flags, positions, bits):
-        raise IndexError(f"A position is outside of the {flags.size} flags.")
+        raise IndexError(f"A position is out of range for {flags.size} flags.")

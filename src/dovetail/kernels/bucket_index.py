@@ -1,10 +1,9 @@
-"""A hash index over rows that are stored in the order of their hash: no slots, only where each bucket begins.
+"""A hash index over rows sorted by hash: it stores only where each bucket starts, no slots.
 
-The rows of an immutable chunk are ordered by the hash of their code. Buckets are stretches of the hash's range, so
-every power of two of them up to the number of buckets is a partition of the rows into as many slices: what the chunk
-has of one hash partition lies together, and any part of the rows is still in order, for any number of buckets. The
-index is one int32 per bucket beside the codes themselves, is written and mapped like any other column, and needs no
-work to attach.
+The rows of an immutable chunk are sorted by the hash of their code. A bucket is a range of the hash. Therefore any
+power of two up to the number of buckets also divides the rows into that many slices: the rows of one hash partition
+are contiguous, and any slice is still sorted, for any number of buckets. The index is one int32 per bucket in addition
+to the codes. It is written and mapped like any other column and needs no work to attach.
 """
 
 from typing import Any
@@ -12,31 +11,25 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from dovetail.kernels._arrays import Int32Array, Int64Array, as_codes
+from dovetail.core.arrays import Int32Array, Int64Array
+from dovetail.kernels._arrays import as_codes
 from dovetail.kernels._vector import prefetch
 from dovetail.kernels.hashing import home_slot, mix64
 
 __all__ = ["bucket_count_of", "expand_piece", "find_in_buckets", "order_by_bucket", "partitions_of", "start_buckets"]
 
 _BLOCK = 128
-_SHORT = 12  # in fewer codes a linear search beats a binary one
+_SHORT = 12  # below this many codes a linear search beats a binary search
 MAX_ROWS = 2**31 - 1
 
 
 def bucket_count_of(rows: int, partitions: int) -> int:
-    """Give how many buckets a chunk gets: a power of two, about one row each, and no partition without one.
-
-    Examples
-    --------
-    >>> bucket_count_of(1000, partitions=16), bucket_count_of(3, partitions=16)
-    (1024, 16)
-    """
+    """A power of two: about one row per bucket, and at least one bucket per partition."""
     return max(partitions, 1 << max(0, rows - 1).bit_length())
 
 
 @njit(cache=True, inline="always")
 def _is_before(left: Any, right: Any) -> Any:
-    """Whether a code is stored before another one."""
     left_hash, right_hash = mix64(left), mix64(right)
     return left_hash < right_hash or (left_hash == right_hash and left < right)
 
@@ -53,7 +46,7 @@ def _count_buckets(codes: Any, starts: Any) -> None:
 
 @njit(cache=True)
 def _scatter(codes: Any, starts: Any, out_order: Any) -> None:
-    """Write the rows by hash, then by code where hashes are forced to collide, then in their order."""
+    """Write the rows by hash, then by code (for forced hash collisions), then in their original order."""
     buckets = starts.size - 1
     ends = starts[:-1].copy()
     for i in range(codes.size):
@@ -80,20 +73,9 @@ def _scatter(codes: Any, starts: Any, out_order: Any) -> None:
 
 
 def order_by_bucket(codes: Int64Array, bucket_count: int) -> tuple[Int32Array, Int32Array]:
-    """Give the order in which rows of these codes are stored, and where in it each bucket begins.
+    """The order in which rows of these codes are stored, and where each bucket starts.
 
-    Returns
-    -------
-    order, starts
-        Row ``order[i]`` goes to place i; the places of bucket b are from ``starts[b]`` to ``starts[b + 1]``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> codes = np.array([7, 5, 7])
-    >>> order, starts = order_by_bucket(codes, 4)
-    >>> sorted(order.tolist()), int(starts[-1])
-    ([0, 1, 2], 3)
+    Row ``order[i]`` goes to place i. Bucket b has the places ``starts[b]`` to ``starts[b + 1]``.
     """
     codes = as_codes(codes)
     if codes.size > MAX_ROWS:
@@ -106,14 +88,7 @@ def order_by_bucket(codes: Int64Array, bucket_count: int) -> tuple[Int32Array, I
 
 
 def start_buckets(codes: Int64Array, bucket_count: int) -> Int32Array:
-    """Give where each bucket begins, for codes in the order of `order_by_bucket`, of any number of buckets.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> start_buckets(np.array([7, 7]), 1).tolist()
-    [0, 2]
-    """
+    """Where each bucket starts, for codes in the order of `order_by_bucket` and any number of buckets."""
     starts = np.empty(bucket_count + 1, np.int32)
     _count_buckets(as_codes(codes), starts)
     return starts
@@ -148,7 +123,7 @@ def _find(starts: Any, codes: Any, queries: Any, out_first: Any, out_count: Any)
     found = 0
     for begin in range(0, queries.size, _BLOCK):
         stop = min(begin + _BLOCK, queries.size)
-        # Three passes, so that the reads of a block are under way together instead of one after the other.
+        # Three passes, so that the reads of a block are in flight together.
         for row in range(begin, stop):
             homes[row - begin] = home_slot(queries[row], buckets)
             prefetch(starts, homes[row - begin])
@@ -174,21 +149,9 @@ def _find(starts: Any, codes: Any, queries: Any, out_first: Any, out_count: Any)
 
 
 def find_in_buckets(starts: Int32Array, codes: Int64Array, queries: Int64Array) -> tuple[Int32Array, Int32Array, int]:
-    """Find the places of each query among codes that lie in the order of `order_by_bucket`.
+    """Find the places of each query among codes in the order of `order_by_bucket`: first, count, total.
 
-    Returns
-    -------
-    first, count, total
-        The places of query i are from ``first[i]`` to ``first[i] + count[i]``; there are ``total`` in all.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> codes = np.array([7, 5, 7])
-    >>> order, starts = order_by_bucket(codes, 4)
-    >>> first, count, total = find_in_buckets(starts, codes[order], np.array([7, 6]))
-    >>> count.tolist(), total, sorted(order[first[0] : first[0] + 2].tolist())
-    ([2, 0], 2, [0, 2])
+    Query i has the places ``first[i]`` to ``first[i] + count[i]``. ``total`` is the sum of the counts.
     """
     first = np.zeros(queries.size, np.int32)
     count = np.zeros(queries.size, np.int32)
@@ -218,27 +181,10 @@ def _expand(first: Any, count: Any, row: Any, offset: Any, out_rows: Any, out_pl
 def expand_piece(
     first: Int32Array, count: Int32Array, state: tuple[int, int, int], max_pairs: int
 ) -> tuple[Int32Array, Int32Array, tuple[int, int, int]]:
-    """Give the next (query, place) pairs of ranges, at most `max_pairs`, and the state to go on with.
+    """The next (query, place) pairs of the ranges that `find_in_buckets` found, at most `max_pairs`, and the next
+    state.
 
-    Parameters
-    ----------
-    first, count
-        What `find_in_buckets` gave.
-    state
-        ``(0, 0, total)`` to begin with; the last number is how many pairs are left.
-    max_pairs
-        At least 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> first, count = np.array([4, 0], np.int32), np.array([3, 1], np.int32)
-    >>> queries, places, state = expand_piece(first, count, (0, 0, 4), max_pairs=2)
-    >>> queries.tolist(), places.tolist(), state
-    ([0, 0], [4, 5], (0, 2, 2))
-    >>> queries, places, state = expand_piece(first, count, state, max_pairs=2)
-    >>> queries.tolist(), places.tolist(), state[2]
-    ([0, 1], [6, 0], 0)
+    The state is initially ``(0, 0, total)``; its last number is how many pairs are left.
     """
     row, offset, left = state
     pairs = min(left, max_pairs)
@@ -255,21 +201,14 @@ def _partitions(codes: Any, partitions: Any, out: Any) -> None:
 
 
 def partitions_of(codes: Int64Array, partitions: int) -> Int32Array:
-    """Give the hash partition of each code: the same stretch of the hash's range as its slice of a chunk.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> bool((partitions_of(np.arange(100), 4) < 4).all())
-    True
-    """
+    """The hash partition of each code: the same hash range as its slice of a chunk."""
     out = np.empty(codes.size, np.int32)
     _partitions(as_codes(codes), partitions, out)
     return out
 
 
 def _readonly(starts: Int32Array) -> Int32Array:
-    """A view as Arrow gives it, so that the kernel is compiled for one kind of array only."""
+    """A read-only view, as Arrow arrays are, so that the kernel is compiled for one kind of array only."""
     view = starts.view()
     view.flags.writeable = False
     return view

@@ -1,11 +1,12 @@
-"""The different codes of a batch, so that each is looked up once however often it occurs."""
+"""The distinct codes of a batch, so that each is looked up once."""
 
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from dovetail.kernels._arrays import Int32Array, Int64Array, as_codes
+from dovetail.core.arrays import Int32Array, Int64Array
+from dovetail.kernels._arrays import as_codes
 from dovetail.kernels.hashing import home_slot
 
 __all__ = ["distinct_codes"]
@@ -13,7 +14,7 @@ __all__ = ["distinct_codes"]
 
 @njit(cache=True)
 def _number_codes(codes: Any, slots: Any, out_distinct: Any, out_numbers: Any) -> Any:
-    """Number the codes in the order of their first occurrence and give how many there are; slots are all -1."""
+    """Number the codes in order of first occurrence and return how many there are. All slots must be -1."""
     found = 0
     slot_count = slots.size
     for row in range(codes.size):
@@ -37,15 +38,7 @@ def _number_codes(codes: Any, slots: Any, out_distinct: Any, out_numbers: Any) -
 
 
 def distinct_codes(codes: Int64Array) -> tuple[Int64Array, Int32Array]:
-    """Give the different codes in the order of their first occurrence, and for each row the number of its code.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> distinct, numbers = distinct_codes(np.array([7, 5, 7, 7]))
-    >>> distinct.tolist(), numbers.tolist()
-    ([7, 5], [0, 1, 0, 0])
-    """
+    """The distinct codes in order of first occurrence, and for each row the index of its code."""
     codes = as_codes(codes)
     slots = np.full(2 * codes.size + 1, -1, dtype=np.int32)
     distinct = np.empty(codes.size, dtype=np.int64)

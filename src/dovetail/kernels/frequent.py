@@ -1,11 +1,11 @@
-"""The codes of which most entries wait in a `MultiMap`: the candidates for a cache."""
+"""The codes with the most entries in a `MultiMap`: the candidates for a cache."""
 
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from dovetail.kernels._arrays import Int64Array
+from dovetail.core.arrays import Int64Array
 from dovetail.kernels._multimap_kernels import LOW_HALF
 from dovetail.kernels.multimap import MultiMap
 
@@ -16,7 +16,7 @@ _MOST_TOLD_APART = 255
 
 @njit(cache=True)
 def _count_counts(slots: Any, out_codes_with: Any) -> None:
-    """Count the codes per number of entries; the last number stands for itself and all above."""
+    """Count the codes per number of entries; the last element counts all larger numbers too."""
     last = out_codes_with.size - 1
     for slot in range(slots.size // 2):
         entries = slots[2 * slot + 1] & LOW_HALF
@@ -26,7 +26,7 @@ def _count_counts(slots: Any, out_codes_with: Any) -> None:
 
 @njit(cache=True)
 def _collect_codes(slots: Any, least: Any, out_codes: Any, out_counts: Any) -> Any:
-    """Write the codes with at least so many entries, as far as there is room, and give how many were written."""
+    """Write the codes with at least `least` entries, up to the size of the output; return how many were written."""
     found = 0
     for slot in range(slots.size // 2):
         entries = slots[2 * slot + 1] & LOW_HALF
@@ -38,30 +38,17 @@ def _collect_codes(slots: Any, least: Any, out_codes: Any, out_counts: Any) -> A
 
 
 def frequent_codes(entries: MultiMap, min_count: int, max_codes: int) -> tuple[Int64Array, Int64Array]:
-    """Give the codes with the most entries, and their numbers of entries.
+    """The codes with the most entries, at least `min_count` each, and their entry counts.
 
-    One pass over the slots counts, another collects, so that no memory is needed beyond what is given.
+    If more than `max_codes` qualify, those with the fewest entries are left out: all codes with the same number of
+    entries together, unless that would leave none. Two passes over the slots, one to count and one to collect, need no
+    memory beyond the result.
 
-    Parameters
-    ----------
-    entries
-        The map to look at.
-    min_count
-        Codes with fewer entries are left out.
-    max_codes
-        The most codes to give. Where more qualify, those with the fewest entries are left out, all of one number of
-        entries together, unless that would leave none at all.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> window = MultiMap(9)
     >>> _ = window.insert(np.array([5, 6, 5, 7, 6, 5]))
     >>> codes, counts = frequent_codes(window, min_count=2, max_codes=10)
     >>> sorted(zip(codes.tolist(), counts.tolist()))
     [(5, 3), (6, 2)]
-    >>> frequent_codes(window, min_count=1, max_codes=2)[0].size
-    2
     """
     if max_codes < 1 or len(entries) == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -69,7 +56,7 @@ def frequent_codes(entries: MultiMap, min_count: int, max_codes: int) -> tuple[I
     _count_counts(entries._slots, codes_with)
     at_least = np.cumsum(codes_with[::-1])[::-1]
     fitting = np.flatnonzero(at_least <= max_codes)
-    # With more codes of the highest number than there is room for, some of them are as good as others.
+    # If more codes have the highest count than fit, any of them will do.
     least = max(min_count, int(fitting[0]) if fitting.size else _MOST_TOLD_APART)
     if at_least[min(least, _MOST_TOLD_APART)] == 0 and least > min_count:
         least = max(min_count, least - 1)

@@ -1,11 +1,10 @@
 """The hash that spreads join codes over the slots of the open-addressing tables.
 
-Codes are often consecutive integers, and a shard holds only codes that agree in another hash (Spark's
-xxhash64), so the tables need a mixer of their own in which every input bit reaches every output bit.
+Codes are often consecutive integers, and a shard has only codes that agree in another hash (Spark's xxhash64). The
+tables therefore need their own mixer, in which every input bit affects every output bit.
 
-Setting ``DOVETAIL_FORCE_BUCKETS=n`` before the import makes all codes share n hash values. Nothing about a
-result may change; only the time taken does. The test suites use it to make every probe, insertion and
-deletion meet collisions.
+Setting ``DOVETAIL_FORCE_BUCKETS=n`` before the import maps all codes to n hash values. This must not change any
+result, only the time taken. The test suites use it to force collisions in every probe, insertion and deletion.
 """
 
 import os
@@ -26,7 +25,7 @@ _FACTOR_2 = 0xC4CEB9FE1A85EC53
 
 
 def _mix64_in_python(code: int) -> int:
-    """Compute the mixer on Python's own integers, which do not overflow: used when the JIT is off."""
+    """Compute the mixer on Python integers, which do not overflow: used when the JIT is off."""
     bits = int(code) & _MASK64
     bits ^= bits >> 33
     bits = (bits * _FACTOR_1) & _MASK64
@@ -47,7 +46,7 @@ if numba.config.DISABLE_JIT:
         return bits
 
     def home_slot(code: Any, slot_count: Any) -> Any:
-        """Give the slot at which the search for a code begins: a number in [0, slot_count)."""
+        """Return the slot at which the search for a code starts: a number in [0, slot_count)."""
         return ((mix64(code) >> 32) * int(slot_count)) >> 32
 
 else:
@@ -75,10 +74,10 @@ else:
 
     @numba.njit(inline="always")
     def home_slot(code: Any, slot_count: Any) -> Any:
-        """Give the slot at which the search for a code begins: a number in [0, slot_count).
+        """Return the slot at which the search for a code starts: a number in [0, slot_count).
 
-        The upper half of the hash is scaled to the range by a multiplication, so a table may have any number of slots
+        The upper half of the hash is scaled to the range by a multiplication, so the number of slots may be any number
         below 2**32, not only a power of two.
         """
-        # Both factors are known to have 32 bits, which vector units multiply faster than 64.
+        # Both factors have 32 bits, which vector units multiply faster than 64.
         return np.int64(((mix64(code) >> _SHIFT_32) * np.uint64(np.uint32(slot_count))) >> _SHIFT_32)

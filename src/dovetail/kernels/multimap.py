@@ -1,14 +1,12 @@
 """A multi-map from join codes to entries in order of arrival, in memory fixed at construction.
 
-It is the index of a window of stream tuples: a batch of codes is appended, a batch is probed for all pairs,
-the oldest entries leave (MESHJOIN's expiry), or all entries of some codes leave from the middle (HYBRIDJOIN,
-SSBJ). Nothing is ever rebuilt: a removed code's slot is closed by shifting its neighbours back, and the place
-of a removed entry is reused by the next one to arrive.
+It indexes a window of stream tuples. A batch of codes is appended, a batch is probed for all pairs, the oldest entries
+are removed (MESHJOIN's expiry), or all entries of some codes are removed (HYBRIDJOIN, SSBJ). It is never rebuilt: the
+slot of a removed code is closed by shifting its neighbours back, and the position of a removed entry is reused.
 
-Memory per entry of capacity, with the default load of at most one third: 48 bytes of slots and 17 bytes of
-entries (16 for each of 1 1/16 ring positions); with `DENSE_LOAD`, which windows in a budget use, 32 and 17. The spare
-positions are what lets an insertion find a place in constant (amortised) time, however scattered the places are that
-removals left.
+Memory per entry of capacity: with the default load of one third, 48 bytes of slots and 17 bytes of entries (16 for each
+of 1 1/16 ring positions); with `DENSE_LOAD`, which windows in a budget use, 32 and 17. The spare positions let an
+insertion find a free position in constant amortised time, however scattered the free positions are.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -16,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.errors import BudgetError, InternalError
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.core.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
-from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
+from dovetail.kernels._arrays import as_codes
 from dovetail.kernels._slots import DEFAULT_MAX_LOAD, DENSE_LOAD, count_slot_bytes, find_words, make_slots
 
 __all__ = ["DENSE_LOAD", "MAX_CAPACITY", "MultiMap", "ProbeState"]
@@ -30,7 +29,7 @@ _SPARE_SHARE = 16
 
 
 class ProbeState(NamedTuple):
-    """Where a probe in bounded steps goes on: `MultiMap.probe_limited` gives it and takes it back."""
+    """The state of a probe in bounded steps, returned by and passed to `MultiMap.probe_limited`."""
 
     row: int
     position: int
@@ -38,27 +37,21 @@ class ProbeState(NamedTuple):
     revision: int
 
 
-# What the kernel needs to give ring positions as they are.
+# Makes the kernel return plain ring positions.
 _POSITIONS = (0, 0, 0)
 _BEGINNING = ProbeState(row=0, position=0, remaining=0, revision=0)
 
 
 class MultiMap:
-    """Entries filed under int64 codes, any number per code, in order of arrival.
+    """Entries under int64 codes, any number per code, in order of arrival.
 
-    An entry is known by its *sequence number*: an int64 that grows with arrival and is never used again.
-    Numbers may have gaps. ``seq % ring_size`` differs between any two live entries, so arrays of length
-    `ring_size` can hold what belongs to an entry at that position.
+    An entry is identified by its *sequence number*: an int64 that grows with arrival and is never reused. Numbers may
+    have gaps. ``seq % ring_size`` is different for any two live entries, so arrays of length `ring_size` can hold data
+    of the entries at that position.
 
-    Parameters
-    ----------
-    capacity
-        The most entries that can be live at once.
-    max_load
-        The largest share of the slots that may be taken; less memory for slower probes as it grows.
+    ``capacity`` is the maximum number of live entries, ``max_load`` the largest fraction of slots in use. A higher load
+    takes less memory and makes probes slower.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> window = MultiMap(capacity=4)
     >>> window.insert(np.array([7, 8, 7])).tolist()
@@ -70,7 +63,7 @@ class MultiMap:
     ([0], [2], 1)
     """
 
-    # An entry stores how often the ring had been gone round in 31 bits.
+    # An entry stores its lap in 31 bits.
     _last_lap = 2**31 - 1
 
     def __init__(self, capacity: int, max_load: float = DEFAULT_MAX_LOAD) -> None:
@@ -85,30 +78,18 @@ class MultiMap:
         self._entries: Int64Array = np.full(2 * ring_size, compiled.FREE, dtype=np.int64)
         self._state: Int64Array = np.zeros(compiled.STATE_SIZE, dtype=np.int64)
         self._ring_size = ring_size
-        # What is added to the numbers the kernels work with: laps are counted from here.
+        # Added to the numbers of the kernels, which count laps from here.
         self._seq_base = 0
         self._revision = 0
 
     @staticmethod
     def ring_size_of(capacity: int) -> int:
-        """Give the `ring_size` of a map of this capacity, for budgeting before there is one.
-
-        Examples
-        --------
-        >>> MultiMap.ring_size_of(1600)
-        1701
-        """
+        """The `ring_size` of a map of this capacity, for budgeting before it exists."""
         return int(capacity) + int(capacity) // _SPARE_SHARE + 1
 
     @staticmethod
     def nbytes_of(capacity: int, max_load: float = DEFAULT_MAX_LOAD) -> int:
-        """Give the `nbytes` of a map of this capacity and load, for budgeting before there is one.
-
-        Examples
-        --------
-        >>> MultiMap.nbytes_of(1600) == MultiMap(1600).nbytes
-        True
-        """
+        """The `nbytes` of a map of this capacity and load, for budgeting before it exists."""
         entry_bytes = 16 * MultiMap.ring_size_of(capacity)
         return count_slot_bytes(capacity, max_load) + entry_bytes + 8 * compiled.STATE_SIZE
 
@@ -117,22 +98,21 @@ class MultiMap:
 
     @property
     def capacity(self) -> int:
-        """The most entries that can be live at once."""
         return self._capacity
 
     @property
     def ring_size(self) -> int:
-        """How many positions there are: the length of arrays that are indexed by ``seq % ring_size``."""
+        """The number of positions: the length of arrays indexed by ``seq % ring_size``."""
         return self._ring_size
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, from construction on: they do not depend on the number of entries."""
+        """Bytes held, whatever the number of entries."""
         return self.nbytes_of(self._capacity, self._max_load)
 
     @property
     def next_seq(self) -> int:
-        """Above every sequence number handed out so far, and not above any still to come."""
+        """A lower bound of future sequence numbers, larger than all numbers so far."""
         return int(self._state[compiled.NEXT_SEQ]) + self._seq_base
 
     @property
@@ -144,17 +124,13 @@ class MultiMap:
         return seq + self._seq_base, int(self._entries[2 * (seq % self._ring_size)])
 
     def insert(self, codes: Int64Array) -> Int64Array:
-        """Append one entry per code and give their sequence numbers, which ascend.
-
-        Raises
-        ------
-        BudgetError
-            If they do not all fit; then none has been inserted.
+        """Append one entry per code and return their sequence numbers, ascending. If they do not all fit, none is
+        inserted.
         """
         codes = as_codes(codes)
         if len(self) + codes.size > self._capacity:
             raise BudgetError(
-                f"{codes.size:,} more entries do not fit a MultiMap of capacity {self._capacity:,} that "
+                f"{codes.size:,} more entries do not fit in a MultiMap of capacity {self._capacity:,} that "
                 f"holds {len(self):,}; remove entries first or use a larger one."
             )
         self._make_laps_available(codes.size)
@@ -164,9 +140,9 @@ class MultiMap:
         return self._public(seqs)
 
     def probe(self, codes: Int64Array) -> tuple[Int32Array, Int64Array]:
-        """Give all (row of `codes`, sequence number) pairs of equal codes: by row, then oldest first."""
+        """Return all (row of `codes`, sequence number) pairs of equal codes, by row, then oldest first."""
         if self._state[compiled.STALE]:
-            # Only the entries know their laps.
+            # Only the entries know their lap.
             rows, positions = self.probe_positions(codes)
             return rows, self.seqs_at(positions)
         ring = self._ring_size
@@ -176,9 +152,8 @@ class MultiMap:
         return self._probe_all(codes, places, np.dtype(np.int64))
 
     def probe_positions(self, codes: Int64Array) -> tuple[Int32Array, Int32Array]:
-        """Give the pairs of `probe` with ring positions (``seq % ring_size``) instead of sequence numbers.
-
-        Cheaper than `probe` where only what is stored at the positions is wanted.
+        """The pairs of `probe` with ring positions (``seq % ring_size``) instead of sequence numbers: cheaper than
+        `probe`.
         """
         return self._probe_all(codes, _POSITIONS, np.dtype(np.int32))
 
@@ -186,7 +161,7 @@ class MultiMap:
         self, codes: Int64Array, places: tuple[int, int, int], dtype: np.dtype[Integer]
     ) -> tuple[Int32Array, npt.NDArray[Integer]]:
         codes = as_codes(codes)
-        # Room for one pair per row first: enough for most batches, and then each code is searched once.
+        # Start with room for one pair per row: enough for most batches, and then each code is searched once.
         rows, found, state = self._probe_from(codes, _BEGINNING, codes.size, places, dtype)
         if state.row == codes.size:
             return rows, found
@@ -204,70 +179,32 @@ class MultiMap:
         places: tuple[int, int, int],
         dtype: np.dtype[Integer],
     ) -> tuple[Int32Array, npt.NDArray[Integer], ProbeState]:
-        """Give at most `max_pairs` pairs from a place on, and the place to go on from."""
+        """At most `max_pairs` pairs, starting at `state`, and the state to continue from."""
         rows = np.empty(max_pairs, dtype=np.int32)
         found = np.empty(max_pairs, dtype=dtype)
         written, row, position, remaining = compiled.probe_into(
             self._slots, self._entries, codes, state.row, state.position, state.remaining, *places, rows, found
         )
         if written < max_pairs:
-            # A copy, since a view would keep all of the larger arrays in memory.
+            # A view would keep the larger arrays in memory.
             rows, found = rows[:written].copy(), found[:written].copy()
         return rows, found, ProbeState(int(row), int(position), int(remaining), self._revision)
 
     def probe_limited(
         self, codes: Int64Array, state: ProbeState | None, max_pairs: int
     ) -> tuple[Int32Array, Int64Array, ProbeState | None]:
-        """Give the next pairs of `probe`, at most `max_pairs` of them, and the state to go on with.
-
-        Takes and raises what `probe_positions_limited` does.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> window = MultiMap(3)
-        >>> _ = window.insert(np.array([5, 5, 5]))
-        >>> rows, seqs, state = window.probe_limited(np.array([5]), None, max_pairs=2)
-        >>> seqs.tolist(), state is None
-        ([0, 1], False)
-        >>> rows, seqs, state = window.probe_limited(np.array([5]), state, max_pairs=2)
-        >>> seqs.tolist(), state is None
-        ([2], True)
-        """
+        """`probe_positions_limited` with sequence numbers instead of positions."""
         rows, positions, state = self.probe_positions_limited(codes, state, max_pairs)
         return rows, self.seqs_at(positions), state
 
     def probe_positions_limited(
         self, codes: Int64Array, state: ProbeState | None, max_pairs: int
     ) -> tuple[Int32Array, Int32Array, ProbeState | None]:
-        """Give the next pairs of `probe_positions`, at most `max_pairs` of them, and the state to go on with.
+        """The next pairs of `probe_positions`, at most `max_pairs`, and the state for the next call.
 
-        Parameters
-        ----------
-        codes
-            The same codes in every call of one probe.
-        state
-            None in the first call, then what the previous call gave. None comes back after the last pair; the
-            last call may give no pairs.
-        max_pairs
-            At least 1.
-
-        Raises
-        ------
-        ValueError
-            If entries were inserted or removed since the probe began: what it gave before may no longer hold.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> window = MultiMap(3)
-        >>> _ = window.insert(np.array([5, 5, 5]))
-        >>> rows, positions, state = window.probe_positions_limited(np.array([5]), None, max_pairs=2)
-        >>> positions.tolist(), state is None
-        ([0, 1], False)
-        >>> rows, positions, state = window.probe_positions_limited(np.array([5]), state, max_pairs=2)
-        >>> positions.tolist(), state is None
-        ([2], True)
+        Pass the same codes to every call of one probe. The state is None before the first call and after the last pair;
+        the last call may return no pairs. Raises a `ValueError` if entries were inserted or removed since the probe
+        started.
         """
         if max_pairs < 1:
             raise ValueError(f"A probe must be allowed at least 1 pair per call, not {max_pairs}.")
@@ -275,12 +212,12 @@ class MultiMap:
         if state is None:
             state = _BEGINNING
         elif state.revision != self._revision:
-            raise ValueError("The MultiMap has changed since this probe began; begin a new one.")
+            raise ValueError("The MultiMap has changed since this probe started; start a new one.")
         rows, positions, state = self._probe_from(codes, state, max_pairs, _POSITIONS, np.dtype(np.int32))
         return rows, positions, None if state.row == codes.size else state
 
     def count(self, codes: Int64Array) -> Int32Array:
-        """Give the number of live entries of each code."""
+        """The number of live entries of each code."""
         codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
@@ -288,14 +225,14 @@ class MultiMap:
         return words.astype(np.int32)
 
     def contains(self, codes: Int64Array) -> BoolArray:
-        """Tell for each code whether it has a live entry."""
+        """Whether each code has a live entry."""
         codes = as_codes(codes)
         words = np.empty(codes.size, dtype=np.int64)
         find_words(self._slots, codes, words)
         return np.not_equal(words, 0)
 
     def remove_oldest(self, count: int) -> Int64Array:
-        """Remove the `count` oldest entries, or all if fewer, and give their numbers, which ascend."""
+        """Remove the `count` oldest entries, or all if fewer, and return their numbers in ascending order."""
         if count < 0:
             raise ValueError(f"Cannot remove {count} entries.")
         self._revision += 1
@@ -304,16 +241,7 @@ class MultiMap:
         return self._public(seqs)
 
     def oldest_seqs(self, count: int) -> Int64Array:
-        """Give the numbers of the `count` oldest entries, or of all if there are fewer, without removing them.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> window = MultiMap(4)
-        >>> _ = window.insert(np.array([5, 9, 6]))
-        >>> window.oldest_seqs(2).tolist(), len(window)
-        ([0, 1], 3)
-        """
+        """The numbers of the `count` oldest entries, or of all if fewer, without removing them."""
         if count < 0:
             raise ValueError(f"There are no {count} oldest entries.")
         seqs = np.empty(min(int(count), len(self)), dtype=np.int64)
@@ -321,9 +249,9 @@ class MultiMap:
         return self._public(seqs)
 
     def remove_codes(self, codes: Int64Array) -> Int64Array:
-        """Remove all entries of the codes and give their numbers: by row of `codes`, then oldest first.
+        """Remove all entries of the codes and return their numbers, by row of `codes`, then oldest first.
 
-        Codes without entries, and repetitions, are passed over.
+        Codes without entries and repeated codes are skipped.
         """
         codes = as_codes(codes)
         self._revision += 1
@@ -334,14 +262,10 @@ class MultiMap:
         return self._public(seqs if removed == at_most else seqs[:removed].copy())
 
     def remove_seqs(self, seqs: Int64Array) -> int:
-        """Remove the entries with these numbers and give how many there were, repetitions not counted.
+        """Remove the entries with these numbers and return how many, counting repeated numbers once.
 
-        The time is proportional to all entries of the codes concerned, once per call: remove many at a time.
-
-        Raises
-        ------
-        ValueError
-            If one of them is not a live entry's; then none has been removed.
+        If one is not the number of a live entry, none is removed. Takes time proportional to all entries of the
+        affected codes, once per call: remove many at a time.
         """
         seqs = self._private(seqs)
         self._require_live(seqs)
@@ -349,36 +273,17 @@ class MultiMap:
         return int(compiled.remove_seqs_entries(self._slots, self._entries, self._state, seqs))
 
     def live_seqs(self) -> Int64Array:
-        """Give the numbers of all live entries, the oldest first."""
+        """The numbers of all live entries, oldest first."""
         seqs = np.empty(len(self), dtype=np.int64)
         compiled.collect_live(self._entries, seqs)
         seqs.sort()
         return self._public(seqs)
 
     def positions_between(self, low: int, high: int, start: int, max_count: int) -> tuple[Int64Array, int]:
-        """Give ring positions of live entries with a code from low to high, both included, by a pass over the ring.
+        """Ring positions of live entries with a code in [low, high], by a pass over the ring.
 
-        Parameters
-        ----------
-        low, high
-            The least and the greatest code.
-        start
-            The ring position to begin at: 0, or what the previous call gave.
-        max_count
-            The most positions to give, at least 1.
-
-        Returns
-        -------
-        positions, next_start
-            Ascending positions, and where to go on; `ring_size` when the pass is finished.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> window = MultiMap(4)
-        >>> _ = window.insert(np.array([5, 9, 6]))
-        >>> window.positions_between(5, 8, 0, 10)[0].tolist()
-        [0, 2]
+        ``start`` is the ring position to start at: 0, or ``next_start`` of the previous call. Returns at most
+        ``max_count`` positions, ascending, and ``next_start``: `ring_size` when the pass is finished.
         """
         if max_count < 1:
             raise ValueError(f"A pass must be allowed at least 1 position per call, not {max_count}.")
@@ -387,13 +292,7 @@ class MultiMap:
         return positions[:found].copy(), int(place)
 
     def codes_of(self, seqs: Int64Array) -> Int64Array:
-        """Give the codes of live entries.
-
-        Raises
-        ------
-        ValueError
-            If one of the numbers is not a live entry's.
-        """
+        """The codes of live entries; a `ValueError` if one is not live."""
         seqs = self._private(seqs)
         self._require_live(seqs)
         codes = np.empty(seqs.size, dtype=np.int64)
@@ -401,31 +300,20 @@ class MultiMap:
         return codes
 
     def seqs_at(self, positions: Int32Array | Int64Array) -> Int64Array:
-        """Give the numbers of the live entries at ring positions, such as `probe_positions` gives."""
+        """The numbers of the live entries at ring positions, such as those from `probe_positions`."""
         seqs = np.empty(positions.size, dtype=np.int64)
         compiled.seqs_at_positions(self._entries, self._state, positions, seqs)
         return self._public(seqs)
 
     def codes_left_at(self, positions: Int32Array | Int64Array) -> Int64Array:
-        """Give the codes of entries that were removed from ring positions, as long as nothing was inserted since.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> window = MultiMap(4)
-        >>> positions = window.positions_of(window.insert(np.array([5, 9])))
-        >>> _ = window.remove_oldest(2)
-        >>> window.codes_left_at(positions).tolist()
-        [5, 9]
-        """
+        """The codes of entries removed from ring positions, if nothing was inserted since."""
         return self._entries[2 * positions]
 
     def positions_of(self, seqs: Int64Array) -> Int64Array:
-        """Give the ring positions of entries: ``seq % ring_size``."""
         return seqs % self._ring_size
 
     def clear(self) -> None:
-        """Remove all entries. Numbers go on from where they were."""
+        """Remove all entries. Sequence numbers continue."""
         self._revision += 1
         self._slots[:] = 0
         self._entries[:] = compiled.FREE
@@ -434,28 +322,14 @@ class MultiMap:
         self._state[compiled.OLDEST_SEQ] = self._state[compiled.NEXT_SEQ]
 
     def resized(self, capacity: int) -> "MultiMap":
-        """Give a map of another capacity with the same entries in the same order.
+        """A map of another capacity with the same entries in the same order; refused if they do not fit.
 
-        Entries get new numbers, larger than any old one, since their ring positions change: entry i of the
-        new map's `live_seqs` is entry i of this one's.
-
-        Raises
-        ------
-        BudgetError
-            If this map holds more entries than the new capacity.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> small = MultiMap(2)
-        >>> _ = small.insert(np.array([5, 6]))
-        >>> large = small.resized(4)
-        >>> large.codes_of(large.live_seqs()).tolist(), large.capacity
-        ([5, 6], 4)
+        Entries get new numbers, larger than any old one, because their ring positions change. Entry i of the new map's
+        `live_seqs` is entry i of this one's.
         """
         if len(self) > capacity:
             raise BudgetError(
-                f"A MultiMap that holds {len(self):,} entries cannot get the capacity {capacity:,}; "
+                f"A MultiMap that holds {len(self):,} entries cannot be resized to capacity {capacity:,}; "
                 f"remove entries first."
             )
         other = MultiMap(capacity, self._max_load)
@@ -465,7 +339,7 @@ class MultiMap:
         return other
 
     def _public(self, seqs: Int64Array) -> Int64Array:
-        """Turn the kernels' numbers into ours, in place."""
+        """Convert numbers of the kernels to public sequence numbers, in place."""
         if self._seq_base:
             seqs += self._seq_base
         return seqs
@@ -480,7 +354,7 @@ class MultiMap:
             raise ValueError(f"No live entry of the MultiMap has the number {int(seqs[dead]) + self._seq_base}.")
 
     def _make_laps_available(self, entry_count: int) -> None:
-        """Count laps from the oldest live entry's again when their 31 bits are about to run out."""
+        """Renumber laps from the oldest live entry when their 31 bits are about to overflow."""
         laps_needed = 2 + entry_count // (self._ring_size - self._capacity)
         ring = self._ring_size
         if self._state[compiled.NEXT_SEQ] // ring + laps_needed < self._last_lap:
@@ -493,4 +367,4 @@ class MultiMap:
         self._state[compiled.NEXT_SEQ] -= laps * ring
         self._seq_base += laps * ring
         if self._state[compiled.NEXT_SEQ] // ring + laps_needed >= self._last_lap:
-            raise InternalError("An entry has been live for 2**31 rounds of its MultiMap's ring.")
+            raise InternalError("An entry has been live for 2**31 laps of its MultiMap's ring.")

@@ -1,8 +1,7 @@
 """Lookups, grouping and merging in sorted arrays of join codes.
 
-A relation's codes are sorted and stay on disk, mapped into memory. What is resident is one code in `stride`:
-the *fences*. A lookup finds the stretch of codes to look at in the fences alone, so it touches one short
-stretch of the mapped array per query, and no more of it than an equal range covers.
+A relation's codes are sorted and stay on disk, mapped into memory. Only every `stride`-th code is resident: the
+*fences*. A lookup searches the fences first, so it touches only one short range of the mapped array per query.
 """
 
 from collections.abc import Sequence
@@ -11,18 +10,19 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from dovetail.kernels._arrays import BoolArray, Int32Array, Int64Array, as_codes
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.kernels._arrays import as_codes
 
-_BLOCK = 64  # queries searched side by side
+_BLOCK = 64  # queries searched in parallel
 _STATISTICS_ROWS = 1 << 16
 
 
 @njit(cache=True)
 def _advance_to_lower_bounds(values: Any, size: Any, queries: Any, bases: Any) -> None:
-    """Move each base on to the first of the `size` values from it that is not smaller than its query.
+    """Move each base to the first of the `size` values after it that is not smaller than its query.
 
-    All searches take the same steps at the same time: their reads do not wait for each other, and whether a step moves
-    a base is arithmetic, not a branch to mispredict.
+    All searches advance in lockstep: their reads do not wait for each other, and moving a base is arithmetic, not a
+    branch that could be mispredicted.
     """
     while size > 1:
         half = size >> 1
@@ -37,7 +37,7 @@ def _advance_to_lower_bounds(values: Any, size: Any, queries: Any, bases: Any) -
 
 @njit(cache=True)
 def _upper_bound(values: Any, low: Any, high: Any, query: Any) -> Any:
-    """Give the first index in [low, high] before which all of values[low:high] are at most the query."""
+    """Return the first index in [low, high] from which values[low:high] are larger than the query."""
     while low < high:
         middle = (low + high) >> 1
         if values[middle] <= query:
@@ -49,43 +49,45 @@ def _upper_bound(values: Any, low: Any, high: Any, query: Any) -> Any:
 
 @njit(cache=True)
 def _find_ranges(fences: Any, stride: Any, codes: Any, queries: Any, out_first: Any, out_count: Any) -> None:
-    """Write each query's equal range; there is at least one code."""
-    # Between two fences lie stride - 1 codes. Near the end a window may begin earlier than it must: all the codes that
-    # this adds are smaller than the query.
+    """Write the equal range of each query; there is at least one code."""
+    # There are stride - 1 codes between two fences. Near the end a window may start earlier than necessary: the
+    # additional codes are all smaller than the query.
     window = min(stride - 1, codes.size)
     last_window = codes.size - window
     last = codes.size - 1
     bases = np.empty(_BLOCK, dtype=np.int64)
+    fence_of = np.empty(_BLOCK, dtype=np.int64)
     for start in range(0, queries.size, _BLOCK):
         block = queries[start : start + _BLOCK]
         bases[:] = 0
         _advance_to_lower_bounds(fences, fences.size, block, bases)
         for i in range(block.size):
+            fence_of[i] = bases[i]
             bases[i] = min(max(0, (bases[i] - 1) * stride + 1), last_window)
         _advance_to_lower_bounds(codes, window, block, bases)
         for i in range(block.size):
             first = bases[i]
             query = block[i]
-            is_found = np.int64(first <= last) & np.int64(codes[min(first, last)] == query)
-            is_repeated = is_found & np.int64(first < last) & np.int64(codes[min(first + 1, last)] == query)
-            count = is_found
-            if is_repeated:
-                fence = _upper_bound(fences, 0, fences.size, query)
-                low = max(first, (fence - 1) * stride + 1)
-                count = _upper_bound(codes, low, min(fence * stride, codes.size), query) - first
+            # A code at a fence is read there: in the array it may be on another page, which costs a read of the disk.
+            fence = fence_of[i]
+            place = fence * stride
+            if first == place and fence < fences.size:
+                is_found = fences[fence] == query
+            else:
+                is_found = first <= last and codes[min(first, last)] == query
+            count = np.int64(is_found)
+            if is_found and first < last:
+                following = fences[fence] if first + 1 == place else codes[first + 1]
+                if following == query:
+                    fence = _upper_bound(fences, 0, fences.size, query)
+                    low = max(first, (fence - 1) * stride + 1)
+                    count = _upper_bound(codes, low, min(fence * stride, codes.size), query) - first
             out_first[start + i] = first
             out_count[start + i] = count
 
 
 def make_fences(codes: Int64Array, stride: int) -> Int64Array:
-    """Give the fences of sorted codes: one code in `stride`, beginning with the first.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> make_fences(np.array([1, 2, 2, 5, 9]), stride=2).tolist()
-    [1, 2, 9]
-    """
+    """Every `stride`-th code, starting with the first."""
     _require_stride(stride)
     return np.ascontiguousarray(codes[::stride])
 
@@ -93,27 +95,10 @@ def make_fences(codes: Int64Array, stride: int) -> Int64Array:
 def lookup_sorted(
     fences: Int64Array, stride: int, codes: Int64Array, queries: Int64Array
 ) -> tuple[Int64Array, Int32Array]:
-    """Find each query's equal range in sorted codes.
+    """Find each query's equal range ``codes[first : first + count]`` in ascending codes; `fences` are of `make_fences`.
 
-    Parameters
-    ----------
-    fences
-        ``codes[::stride]``, see `make_fences`.
-    stride
-        How many codes lie from one fence to the next.
-    codes
-        Ascending, with any number of repetitions; typically mapped from a file.
-    queries
-        In any order.
+    If count is 0, first is the insertion point. Queries may be in any order.
 
-    Returns
-    -------
-    first, count
-        The equal range is ``codes[first : first + count]``. Where count is 0, first is where the query would
-        go.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> codes = np.array([1, 2, 2, 2, 5, 9])
     >>> first, count = lookup_sorted(make_fences(codes, 2), 2, codes, np.array([2, 3, 9]))
@@ -123,7 +108,7 @@ def lookup_sorted(
     _require_stride(stride)
     if fences.size != -(-codes.size // stride):
         raise ValueError(
-            f"{codes.size:,} codes with a fence at every {stride:,} have {-(-codes.size // stride):,} "
+            f"{codes.size:,} codes with a stride of {stride:,} have {-(-codes.size // stride):,} "
             f"fences, not {fences.size:,}."
         )
     first = np.zeros(queries.size, dtype=np.int64)
@@ -145,15 +130,7 @@ def _expand(first: Any, count: Any, out_rows: Any, out_positions: Any) -> None:
 
 
 def expand_ranges(first: Int64Array, count: Int32Array) -> tuple[Int64Array, Int64Array]:
-    """Give (row, position) for every position of every range, by row and then by position.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rows, positions = expand_ranges(np.array([5, 0, 7]), np.array([2, 0, 1], dtype=np.int32))
-    >>> rows.tolist(), positions.tolist()
-    ([0, 0, 2], [5, 6, 7])
-    """
+    """(row, position) of every position of every range, by row, then by position."""
     pair_count = int(count.sum(dtype=np.int64))
     rows = np.empty(pair_count, dtype=np.int64)
     positions = np.empty(pair_count, dtype=np.int64)
@@ -163,7 +140,7 @@ def expand_ranges(first: Int64Array, count: Int32Array) -> tuple[Int64Array, Int
 
 @njit(cache=True)
 def _find_groups(block_ids: Any, out_starts: Any) -> Any:
-    """Write where each stretch of equal ids begins, and give how many there are."""
+    """Write the start of each group of equal ids, and return the number of groups."""
     groups = 0
     for i in range(block_ids.size):
         if i == 0 or block_ids[i] != block_ids[i - 1]:
@@ -173,31 +150,16 @@ def _find_groups(block_ids: Any, out_starts: Any) -> Any:
 
 
 def group_by_block(positions: Int64Array, blocks: int | Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Group sorted row positions by the block that they lie in.
+    """Group ascending row positions by block: the blocks that contain any, ascending, and the offsets of their
+    positions.
 
-    Parameters
-    ----------
-    positions
-        Ascending, repetitions allowed.
-    blocks
-        The rows of a block, all blocks being of that size; or the first row of each block, ascending,
-        beginning with 0.
+    `blocks` is the number of rows per block, or the first row of each block, ascending from 0. The positions in the
+    i-th block found are ``positions[group_offsets[i] : group_offsets[i + 1]]``.
 
-    Returns
-    -------
-    block_ids, group_offsets
-        The blocks that hold any of the positions, ascending; those of the i-th are
-        ``positions[group_offsets[i] : group_offsets[i + 1]]``.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> block_ids, offsets = group_by_block(np.array([3, 4, 25]), 10)
     >>> block_ids.tolist(), offsets.tolist()
     ([0, 2], [0, 2, 3])
-    >>> block_ids, offsets = group_by_block(np.array([3, 4, 25]), np.array([0, 4, 100]))
-    >>> block_ids.tolist(), offsets.tolist()
-    ([0, 1], [0, 1, 3])
     """
     if isinstance(blocks, int | np.integer):
         if blocks < 1:
@@ -205,7 +167,7 @@ def group_by_block(positions: Int64Array, blocks: int | Int64Array) -> tuple[Int
         ids = positions // np.int64(blocks)
     else:
         if blocks.size == 0 or blocks[0] != 0:
-            raise ValueError("The first of the blocks must begin at row 0.")
+            raise ValueError("The first block must start at row 0.")
         ids = np.searchsorted(blocks, positions, side="right").astype(np.int64) - 1
     starts = np.empty(positions.size + 1, dtype=np.int64)
     groups = int(_find_groups(ids, starts))
@@ -218,11 +180,10 @@ def group_by_block(positions: Int64Array, blocks: int | Int64Array) -> tuple[Int
 def _merge_windows(
     windows: Any, begins: Any, ends: Any, is_last: Any, out_runs: Any, out_offsets: Any, written: Any
 ) -> Any:
-    """Merge the windows until the output is full or a window that is not its run's last is used up.
+    """Merge the windows until the output is full or a window is used up that is not the last of its run.
 
-    Row r of `windows` holds run r's codes from ``begins[r]``, which is moved on, to ``ends[r]``. The outputs
-    are filled from index `written` on with the run and the place in its window; gives how far they are
-    filled.
+    Row r of `windows` holds codes of run r, from ``begins[r]``, which is advanced, to ``ends[r]``. The outputs get the
+    run and the place in its window, starting at index `written`. Returns the new value of `written`.
     """
     run_count = begins.size
     while written < out_runs.size:
@@ -234,7 +195,7 @@ def _merge_windows(
                     return written
                 continue
             code = windows[run, begins[run]]
-            # Runs are gone through in ascending order, so among equal codes the lower run stays in front.
+            # Runs are visited in ascending order, so among equal codes the lower run comes first.
             if best == -1 or code < windows[best, begins[best]]:
                 second = best
                 best = run
@@ -242,7 +203,7 @@ def _merge_windows(
                 second = run
         if best == -1:
             break
-        # The best run goes on alone as long as it stays in front of the second.
+        # The best run continues alone as long as it stays ahead of the second.
         place = begins[best]
         stop = min(ends[best], place + out_runs.size - written)
         while True:
@@ -262,25 +223,12 @@ def _merge_windows(
 
 
 def merge_sorted_runs(runs: Sequence[Int64Array], cursors: Int64Array, max_rows: int) -> tuple[Int32Array, Int64Array]:
-    """Merge the next rows of several sorted runs, in a bounded amount of memory.
+    """Merge the next `max_rows` rows of several ascending runs, in memory proportional to `max_rows`, not to the runs.
 
-    Parameters
-    ----------
-    runs
-        Ascending codes each, typically mapped from files.
-    cursors
-        The next row of each run, int64: zeros to begin with. They are moved on.
-    max_rows
-        The most rows to give; memory is in proportion to it, not to the runs.
+    `cursors` are the next row of each run, initially zeros; they are advanced. Returns the run of each merged row and
+    its row there: `max_rows` of them until the runs are used up, none after that. Equal codes are in the order of the
+    runs, then of their rows.
 
-    Returns
-    -------
-    sources, rows
-        Which run each merged row comes from and its row there. Equal codes come in the order of the runs,
-        then of their rows. There are `max_rows` of them until the runs are used up, and none after that.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> runs = [np.array([1, 5, 5]), np.array([2, 5])]
     >>> cursors = np.zeros(2, dtype=np.int64)
@@ -291,12 +239,11 @@ def merge_sorted_runs(runs: Sequence[Int64Array], cursors: Int64Array, max_rows:
     if max_rows < 1:
         raise ValueError(f"A merge must be allowed at least 1 row per call, not {max_rows}.")
     if cursors.shape != (len(runs),) or cursors.dtype != np.int64:
-        raise ValueError(f"{len(runs)} runs need as many int64 cursors, not {cursors.shape} {cursors.dtype}.")
+        raise ValueError(f"{len(runs)} runs need {len(runs)} int64 cursors, not {cursors.shape} {cursors.dtype}.")
     remaining = sum(run.size - int(cursor) for run, cursor in zip(runs, cursors, strict=True))
     sources = np.empty(min(max_rows, remaining), dtype=np.int32)
     rows = np.empty(sources.size, dtype=np.int64)
-    # Twice a run's even share of the output: what a call copies but leaves for the next one stays in
-    # proportion.
+    # Twice a run's even share of the output bounds what a call copies but leaves for the next one.
     window_rows = max(1, min(max_rows, -(-2 * max_rows // max(1, len(runs)))))
     windows = np.empty((len(runs), window_rows), dtype=np.int64)
     begins = np.zeros(len(runs), dtype=np.int64)
@@ -319,7 +266,7 @@ def merge_sorted_runs(runs: Sequence[Int64Array], cursors: Int64Array, max_rows:
 
 @njit(cache=True)
 def _count_runs(codes: Any, state: Any) -> None:
-    """Go on counting: state is [distinct codes, longest run, length of the last run, its code]."""
+    """Continue counting: state is [distinct codes, longest run, length of the last run, its code]."""
     distinct, longest, length, last = state[0], state[1], state[2], state[3]
     for i in range(codes.size):
         if length == 0 or codes[i] != last:
@@ -334,26 +281,9 @@ def _count_runs(codes: Any, state: Any) -> None:
 def run_statistics(
     runs: Int64Array | Sequence[Int64Array], deleted: Sequence[BoolArray | None] | None = None
 ) -> tuple[int, int]:
-    """Count the distinct codes of sorted arrays, taken as one, and the rows of the most frequent code.
+    """The number of distinct codes of sorted arrays, taken together, and the rows of the most frequent code.
 
-    Parameters
-    ----------
-    runs
-        Ascending codes, or a sequence of such arrays.
-    deleted
-        For each run which of its rows do not count; None for a run without any.
-
-    Returns
-    -------
-    distinct, longest
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> run_statistics(np.array([1, 2, 2, 3]))
-    (3, 2)
-    >>> run_statistics([np.array([1, 2]), np.array([2, 3])], [None, np.array([False, True])])
-    (2, 2)
+    `deleted` tells, for each run, which rows are not counted; None for a run if all are.
     """
     arrays = [runs] if isinstance(runs, np.ndarray) else list(runs)
     masks: list[BoolArray | None] = [None] * len(arrays) if deleted is None else list(deleted)
@@ -371,7 +301,7 @@ def run_statistics(
 
 
 def _next_live_codes(runs: list[Int64Array], masks: list[BoolArray | None], cursors: Int64Array) -> Int64Array | None:
-    """Give the next live codes of the merged runs and move the cursors on; None at the end."""
+    """The next live codes of the merged runs; advances the cursors. None at the end."""
     if len(runs) == 1:
         window = slice(int(cursors[0]), int(cursors[0]) + _STATISTICS_ROWS)
         codes = runs[0][window]
@@ -394,4 +324,4 @@ def _next_live_codes(runs: list[Int64Array], masks: list[BoolArray | None], curs
 
 def _require_stride(stride: int) -> None:
     if stride < 1:
-        raise ValueError(f"The stride between fences is at least 1, not {stride}.")
+        raise ValueError(f"The stride between fences must be at least 1, not {stride}.")

@@ -1,9 +1,9 @@
-"""Spark's ``xxhash64``, column by column, so that codes made here and in the JVM are the same bits.
+"""Spark's ``xxhash64``, column by column, bit-identical to the JVM.
 
 Spark chains its hash over columns: the hash of one column is the seed of the next, the first seed is 42, and a NULL
-leaves the seed as it was. Each function here takes the running seeds of all rows (``uint64``) and replaces them in
-place. The widths follow Spark: bytes, shorts, ints, dates, booleans and floats hash as 32-bit integers; longs,
-timestamps, doubles and decimals of at most 18 digits as 64-bit integers; strings, binaries and wider decimals as bytes.
+leaves the seed unchanged. Each function takes the running seeds of all rows (``uint64``) and updates them in place.
+The widths follow Spark: bytes, shorts, ints, dates, booleans and floats hash as 32-bit integers; longs, timestamps,
+doubles and decimals of at most 18 digits as 64-bit integers; strings, binaries and wider decimals as bytes.
 """
 
 from typing import Any
@@ -138,7 +138,7 @@ def _fold_wide_decimals(values: Any, valid: Any, seeds: Any) -> None:
 
 
 def new_seeds(rows: int) -> Seeds:
-    """The seeds of a hash over no columns yet."""
+    """The initial seeds, before any column."""
     return np.full(rows, SEED, np.uint64)
 
 
@@ -167,14 +167,7 @@ def fold_wide_decimals(values: npt.NDArray[np.uint8], valid: Valid, seeds: Seeds
 
 
 def shard_of_codes(codes: npt.NDArray[np.int64], shards: int) -> npt.NDArray[np.int32]:
-    """The shard of each code: ``pmod(xxhash64(code), shards)``, as the Spark plan computes it.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> shard_of_codes(np.array([0, 1, 2, 3], np.int64), 4).tolist()
-    [0, 2, 1, 3]
-    """
+    """``pmod(xxhash64(code), shards)``, as the Spark plan computes it."""
     hashes = new_seeds(len(codes))
     fold_int64(codes, np.ones(len(codes), np.bool_), hashes)
     return np.mod(hashes.view(np.int64), np.int64(shards)).astype(np.int32)

@@ -1,18 +1,16 @@
-"""What is known of join values: where their cached rows are, how many they have, how often they were asked for.
+"""A table from join codes to three small numbers: first cached row, row count and request frequency.
 
-A table from codes to three small numbers that share a slot's word, so that a probe, the rows that answer it and the
-count of how often it was asked cost one random read together:
+The three share a slot's word, so a probe, its answer and its frequency count cost one random read together:
 
 ==========  =======  ====================================================================================
 field       bits     meaning
 ==========  =======  ====================================================================================
-row         31       number of the value's first cached row, or any number that the owner wants to keep
-count       12       how many rows it has; 0: it is known to have none
-frequency   19       how often it was asked for; stops at its largest value instead of running over
+row         31       number of the first cached row, or any number that the owner wants to store
+count       12       number of rows; 0: known to have none
+frequency   19       how often the code was requested; saturates instead of overflowing
 ==========  =======  ====================================================================================
 
-With the default load an entry of capacity costs 20 bytes; looking for codes that are not there is faster with a lower
-one.
+With the default load, an entry of capacity costs 20 bytes. A lower load makes lookups of absent codes faster.
 """
 
 from typing import Any, NamedTuple
@@ -20,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from dovetail.errors import BudgetError
-from dovetail.kernels._arrays import BoolArray, Int64Array, as_codes
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.core.errors import BudgetError
+from dovetail.kernels._arrays import as_codes
 from dovetail.kernels._slots import BLOCK, count_slot_bytes, erase_slot, find_slot, hash_block, make_slots
 
 __all__ = ["MAX_COUNT", "MAX_FREQUENCY", "MAX_ROW", "ValueTable", "Values"]
@@ -39,11 +38,11 @@ _ONE_ROW = np.int64(1 << _COUNT_SHIFT)
 
 @njit(cache=True)
 def _find_slots(slots: Any, codes: Any, out_slots: Any) -> None:
-    """Write each code's slot, -1 where it is not in the table."""
+    """Write the slot of each code; -1 if it is not in the table."""
     homes = np.empty(BLOCK, dtype=np.uint32)
     for start in range(0, codes.size, BLOCK):
         stop = min(start + BLOCK, codes.size)
-        # Asks for the block's lines, so that they are on their way while the first ones are compared.
+        # Prefetches the lines of the block.
         hash_block(slots, codes, start, stop, homes)
         for row in range(start, stop):
             slot = find_slot(slots, codes[row])
@@ -52,7 +51,7 @@ def _find_slots(slots: Any, codes: Any, out_slots: Any) -> None:
 
 @njit(cache=True)
 def _put(slots: Any, codes: Any, words: Any) -> Any:
-    """Set each code's word and give how many codes are new."""
+    """Set the word of each code and return how many codes are new."""
     added = 0
     for row in range(codes.size):
         slot = find_slot(slots, codes[row])
@@ -97,7 +96,7 @@ def _count_rows(slots: Any, codes: Any) -> None:
 
 
 class Values(NamedTuple):
-    """Join values of a `ValueTable`, in no particular order."""
+    """The entries of a `ValueTable`, in no particular order."""
 
     codes: Int64Array
     rows: Int64Array
@@ -106,17 +105,10 @@ class Values(NamedTuple):
 
 
 class ValueTable:
-    """A row number, a count of rows and a frequency for each of a set of codes, in memory fixed at construction.
+    """A row number, a row count and a frequency per code, in memory fixed at construction.
 
-    Parameters
-    ----------
-    capacity
-        The most codes that can be in the table at once.
-    max_load
-        The largest share of the slots that may be taken.
+    ``capacity`` is the maximum number of codes, ``max_load`` the largest fraction of slots in use.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> table = ValueTable(10)
     >>> table.put(np.array([7, 8]), rows=np.array([0, 3]), counts=np.array([3, 0]))
@@ -140,24 +132,12 @@ class ValueTable:
 
     @staticmethod
     def nbytes_of(capacity: int, max_load: float = MAX_LOAD) -> int:
-        """Give the `nbytes` of a table of this capacity and load, for budgeting before there is one.
-
-        Examples
-        --------
-        >>> ValueTable.nbytes_of(1000) == ValueTable(1000).nbytes
-        True
-        """
+        """The `nbytes` of a table of this capacity and load, for budgeting before it exists."""
         return count_slot_bytes(capacity, max_load)
 
     @staticmethod
     def capacity_within(size_bytes: int, max_load: float = MAX_LOAD) -> int:
-        """Give the largest capacity of a table of at most so many bytes; 0 if there is none.
-
-        Examples
-        --------
-        >>> ValueTable.nbytes_of(ValueTable.capacity_within(4096)) <= 4096
-        True
-        """
+        """The largest capacity of a table of at most `size_bytes`; 0 if even one code does not fit."""
         capacity = max(0, int((size_bytes - 64) // 16 // 4 * 4 * max_load))
         while capacity and count_slot_bytes(capacity, max_load) > size_bytes:
             capacity -= 1
@@ -165,18 +145,9 @@ class ValueTable:
 
     @classmethod
     def over(cls, slots: Int64Array, size: int, max_load: float = MAX_LOAD) -> "ValueTable":
-        """Give a table over the `slots` of another one, which may be mapped from a file and read-only.
+        """A table over existing `slots`, which may be mapped from a file and read-only.
 
-        They begin at a multiple of 64 bytes. What changes the table must not be called on read-only slots.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> table = ValueTable(10)
-        >>> table.put(np.array([7]), rows=np.array([3]))
-        >>> again = ValueTable.over(table.slots, len(table))
-        >>> again.rows_at(again.find(np.array([7]))).tolist()
-        [3]
+        The slots must start at a multiple of 64 bytes. Do not call methods that change the table on read-only slots.
         """
         table = cls.__new__(cls)
         table._capacity, table._max_load, table._slots, table._size = size, max_load, slots, size
@@ -184,7 +155,7 @@ class ValueTable:
 
     @property
     def slots(self) -> Int64Array:
-        """The table itself: a code and what is known of it, slot after slot."""
+        """The raw table: a code and its word per slot."""
         return self._slots
 
     def __len__(self) -> int:
@@ -192,42 +163,36 @@ class ValueTable:
 
     @property
     def capacity(self) -> int:
-        """The most codes that can be in the table at once."""
         return self._capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, from construction on."""
         return self.nbytes_of(self._capacity, self._max_load)
 
-    # ---------------------------------------------------------------- looking up
+    # ---------------------------------------------------------------- lookup
 
     def find(self, codes: Int64Array) -> Int64Array:
-        """Give the slot of each code, -1 where it is not in the table; slots are good until the table changes."""
+        """The slot of each code; -1 if it is not in the table. Slots are valid until the table changes."""
         codes = as_codes(codes)
         found = np.empty(codes.size, dtype=np.int64)
         _find_slots(self._slots, codes, found)
         return found
 
     def rows_at(self, found: Int64Array) -> Int64Array:
-        """Give the row numbers of slots."""
         return self._slots[2 * found + 1] >> _ROW_SHIFT & MAX_ROW
 
     def counts_at(self, found: Int64Array) -> Int64Array:
-        """Give the numbers of rows of slots."""
         return self._slots[2 * found + 1] >> _COUNT_SHIFT & MAX_COUNT
 
     def frequencies_at(self, found: Int64Array) -> Int64Array:
-        """Give the frequencies of slots."""
         return self._slots[2 * found + 1] & MAX_FREQUENCY
 
     def items(self) -> Values:
-        """Give everything that the table holds."""
         found = np.flatnonzero(self._slots[1::2])
         codes = self._slots[2 * found]
         return Values(codes, self.rows_at(found), self.counts_at(found), self.frequencies_at(found))
 
-    # ---------------------------------------------------------------- changing
+    # ---------------------------------------------------------------- changes
 
     def put(
         self,
@@ -236,19 +201,15 @@ class ValueTable:
         counts: Int64Array | int = 0,
         frequencies: Int64Array | int = 0,
     ) -> None:
-        """Set what is known of codes, replacing what was; counts and frequencies stop at their largest values.
-
-        Raises
-        ------
-        BudgetError
-            If the new codes do not all fit; then nothing has been changed.
+        """Set or replace the entries of codes. Counts and frequencies saturate. If new codes do not all fit, nothing is
+        changed.
         """
         codes = as_codes(codes)
         if self._size + codes.size > self._capacity:
             added = np.unique(codes[self.find(codes) < 0]).size
             if self._size + added > self._capacity:
                 raise BudgetError(
-                    f"{added:,} more codes do not fit a ValueTable of capacity {self._capacity:,} that holds "
+                    f"{added:,} more codes do not fit in a ValueTable of capacity {self._capacity:,} that holds "
                     f"{self._size:,}; remove codes first or use a larger one."
                 )
         words = np.full(codes.size, _PRESENT)
@@ -258,35 +219,25 @@ class ValueTable:
         self._size += int(_put(self._slots, codes, words))
 
     def remove(self, codes: Int64Array) -> BoolArray:
-        """Remove the codes and tell for each whether it was there."""
+        """Remove the codes and return for each whether it was in the table."""
         codes = as_codes(codes)
         was_there = np.empty(codes.size, dtype=np.bool_)
         self._size -= int(_remove(self._slots, codes, was_there))
         return was_there
 
     def observe(self, found: Int64Array) -> None:
-        """Add one to the frequency of each slot, as often as it is given; -1 is passed over."""
+        """Add one to the frequency of each slot per occurrence; -1 is ignored."""
         _observe(self._slots, found)
 
     def count_rows(self, codes: Int64Array) -> None:
-        """Add one to the count of each code that is in the table, as often as it is given."""
+        """Add one to the row count of each code in the table, per occurrence."""
         _count_rows(self._slots, as_codes(codes))
 
     def reset_frequencies(self) -> None:
-        """Begin counting anew: every frequency becomes 0."""
         self._slots[1::2] &= ~_FREQUENCY
 
     def resized(self, capacity: int) -> "ValueTable":
-        """Give a table of another capacity, at least its length, that knows the same.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> small = ValueTable(1)
-        >>> small.put(np.array([5]), counts=np.array([2]))
-        >>> small.resized(9).items().counts.tolist()
-        [2]
-        """
+        """A table of another capacity, at least its length, with the same entries."""
         other = ValueTable(max(capacity, self._size, 1), self._max_load)
         other.put(*self.items())
         return other

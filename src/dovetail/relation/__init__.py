@@ -1,4 +1,4 @@
-"""The disk-resident relation: layout, versions, shards, scan and index."""
+"""The relation on disk: layout, versions, shards, scan and index."""
 
 from dovetail.relation.format import CODE_COLUMN, RelationStats, ShardStats
 from dovetail.relation.io import Disk, IoMode, SimulatedDisk

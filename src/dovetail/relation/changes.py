@@ -1,14 +1,14 @@
-"""Which join values have other rows in one version of a relation than in another."""
+"""The join codes whose rows differ between two versions of a relation."""
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.errors import RelationError
+from dovetail.core.errors import RelationError
 from dovetail.kernels.spark_hash import shard_of_codes
-from dovetail.relation.files import RelationFiles
 from dovetail.relation.format import Manifest, Segment
 from dovetail.relation.io import Arena
 from dovetail.relation.segment_reader import SegmentReader
+from dovetail.storage.files import RelationFiles
 
 __all__ = ["changed_codes"]
 
@@ -17,11 +17,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def changed_codes(files: RelationFiles, before: Manifest, after: Manifest, codes: Int64Array) -> BoolArray:
-    """Which of these codes may have other rows in ``after`` than in ``before``; all, if that cannot be told.
+    """Return which of these codes may have different rows in ``after`` than in ``before``; all, if it is unknown.
 
-    A code that lies in a segment that only one of the versions has counts as changed, and so does one of whose rows one
-    version has deleted and the other has not. A merge of segments rewrites rows that did not change: their codes count,
-    too.
+    A code counts as changed if it is in a segment that only one of the versions has, or if only one version has deleted
+    one of its rows. A merge of segments rewrites unchanged rows, so their codes count as changed too.
     """
     if before.relation_id != after.relation_id or len(before.shards) != len(after.shards):
         return np.ones(codes.size, np.bool_)
@@ -37,7 +36,7 @@ def changed_codes(files: RelationFiles, before: Manifest, after: Manifest, codes
             try:
                 changed[mine] |= _differs(files, number, after, pair, codes[mine])
             except RelationError:
-                # Vacuumed: what is not there any more cannot be compared.
+                # Vacuumed: the old segment can no longer be compared.
                 changed[mine] = True
     return changed
 
@@ -45,7 +44,7 @@ def changed_codes(files: RelationFiles, before: Manifest, after: Manifest, codes
 def _differs(
     files: RelationFiles, number: int, manifest: Manifest, segments: list[Segment], codes: Int64Array
 ) -> BoolArray:
-    """Which codes a segment has in one of two versions only, or with other rows deleted."""
+    """Return which codes a segment has in only one of two versions, or with different rows deleted."""
     if len(segments) == 2 and segments[0].deletions == segments[1].deletions:
         return np.zeros(codes.size, np.bool_)
     readers = [SegmentReader(files, number, segment, manifest.schema, [], "map", Arena()) for segment in segments]

@@ -1,17 +1,19 @@
-"""What a relation looks like on disk, as data: manifests, shards, segments and their statistics.
+"""The layout of a relation on disk: manifests, shards, segments and their statistics.
 
 ::
 
     <path>/RELATION                         marks the directory as a relation
     <path>/writer.lock                      held by the one writer of this host
     <path>/versions/00000001.json           one manifest per version, created exclusively, never changed
+    <path>/versions/00000001.leaving        one that a vacuum is about to remove
     <path>/data/<shard>/<segment>.rows      Arrow IPC stream, record batches sorted by code
     <path>/data/<shard>/<segment>.codes     the same rows' codes, int64 little-endian
-    <path>/data/<shard>/<segment>.index     sparse fences, batch offsets and digests (Arrow IPC, one row)
-    <path>/data/<shard>/<segment>-<id>.deleted   bitmap of the rows that later versions deleted
+    <path>/data/<shard>/<segment>.index     sparse fences, batch offsets, digests, page checksums (Arrow IPC, one row)
+    <path>/data/<shard>/<segment>-<id>.deleted   bitmap of the rows deleted by later versions
+    <path>/pins/...                         versions that a vacuum keeps, see `dovetail.relation.pins`
 
-Segments are immutable and shared by versions. A version names everything it consists of, with sizes and digests, so
-that a reader never lists a directory and never trusts a file that no manifest names.
+Segments are immutable and shared by versions. A manifest lists all files of its version with sizes and digests. A
+reader never lists a directory and never reads a file that no manifest lists.
 """
 
 import base64
@@ -21,15 +23,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
-import xxhash
 
-from dovetail.errors import RelationCorrupt
+from dovetail.core.errors import RelationCorrupt
+from dovetail.storage.digests import canonical, digest_of
 
 FORMAT_VERSION = 1
-"""Increased whenever an older reader could misread what a newer writer wrote."""
+"""Increased whenever an older reader could misread the output of a newer writer."""
 
 FENCE_STRIDE = 128
-"""Rows per fence of the sparse index: 8 resident bytes per 128 rows, one KiB of codes to search behind each."""
+"""Rows per fence of the sparse index: 8 resident bytes per 128 rows, and 1 KiB of codes to search per fence."""
 
 CODE_COLUMN = "__code"
 SHARD_COLUMN = "__shard"
@@ -37,11 +39,6 @@ RESERVED_COLUMNS = frozenset({CODE_COLUMN, SHARD_COLUMN})
 
 CodeKind = Literal["value", "xxhash64"]
 Operation = Literal["build", "append", "upsert", "delete"]
-
-
-def digest_of(data: Any) -> str:
-    """The digest that manifests and indexes record: it finds damage, it does not resist an attacker."""
-    return xxhash.xxh3_64_hexdigest(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Deletions:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One immutable run of rows sorted by code. ``is_keyed`` is false for the rows whose key has a NULL."""
+    """An immutable run of rows sorted by code. ``is_keyed`` is false for rows whose key has a NULL."""
 
     name: str
     rows: int
@@ -83,11 +80,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ShardStats:
-    """Counts of one shard, or of a whole relation.
+    """Statistics of one shard, or of a whole relation.
 
-    ``rows`` includes ``null_key_rows``; ``distinct_codes`` and ``max_multiplicity`` speak of the other rows. With
-    hashed codes two keys may share a code, so ``is_unique`` can be false for a key that is unique, never the other way
-    round.
+    ``rows`` includes ``null_key_rows``; ``distinct_codes`` and ``max_multiplicity`` do not. With hashed codes two keys
+    may share a code, so ``is_unique`` can be false for a unique key, but is never true for one that is not unique.
     """
 
     rows: int
@@ -114,7 +110,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class RelationStats:
-    """Counts of a relation: the totals, and the same per shard."""
+    """Statistics of a relation: totals, and the same per shard."""
 
     rows: int
     bytes: int
@@ -125,12 +121,12 @@ class RelationStats:
 
     @property
     def is_unique(self) -> bool:
-        """Whether no two rows share a code."""
+        """Whether all codes are distinct."""
         return self.max_multiplicity <= 1
 
     @classmethod
     def of(cls, shards: tuple[ShardStats, ...]) -> "RelationStats":
-        """Add up the shards. Equal codes are in equal shards, so distinct codes add up too."""
+        """Sum up the shards. A code is in only one shard, so distinct codes add up too."""
         return cls(
             rows=sum(s.rows for s in shards),
             bytes=sum(s.bytes for s in shards),
@@ -141,14 +137,17 @@ class RelationStats:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts as plain data, for ``--json`` and logs."""
+        """The statistics as plain data, for ``--json`` and logs."""
         totals = {k: v for k, v in asdict(self).items() if k != "shards"}
         return {**totals, "is_unique": self.is_unique, "shards": [s.as_dict() for s in self.shards]}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version of a relation, whole. ``relation_id`` is given by a build and inherited by every change."""
+    """One version of a relation. ``relation_id`` is set by a build and inherited by every change.
+
+    ``origin`` is what its writer recorded about where its changes are from; see `dovetail.warehouse.folding`.
+    """
 
     relation_id: str
     version: int
@@ -161,13 +160,14 @@ class Manifest:
     schema: pa.Schema
     spark_schema: Mapping[str, Any] | None
     shards: tuple[Shard, ...]
+    origin: Mapping[str, Any] | None = None
 
     @property
     def stats(self) -> RelationStats:
         return RelationStats.of(tuple(s.stats for s in self.shards))
 
     def data_files(self) -> set[str]:
-        """Every data file the version consists of, relative to ``data/``."""
+        """All data files of the version, relative to ``data/``."""
         return {
             f"{number}/{name}"
             for number, shard in enumerate(self.shards)
@@ -191,11 +191,13 @@ class Manifest:
             "shard_count": len(self.shards),
             "shards": [asdict(shard) for shard in self.shards],
         }
-        return json.dumps({**body, "digest": digest_of(_canonical(body))}, indent=1)
+        if self.origin is not None:
+            body["origin"] = dict(self.origin)
+        return json.dumps({**body, "digest": digest_of(canonical(body))}, indent=1)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Manifest":
-        """Parse and check a manifest; ``where`` names it in errors."""
+        """Parse and verify a manifest; ``where`` names it in errors."""
         try:
             document = json.loads(text)
             if not isinstance(document, dict) or "format" not in document:
@@ -210,7 +212,7 @@ class Manifest:
                 "Upgrade dovetail, or build the relation again with this release."
             )
         recorded = document.pop("digest", None)
-        if recorded != digest_of(_canonical(document)):
+        if recorded != digest_of(canonical(document)):
             raise RelationCorrupt(
                 f"{where} does not match its own digest, so it was damaged or edited. Open an earlier version, or "
                 "build the relation again."
@@ -219,7 +221,8 @@ class Manifest:
             return cls._of(document)
         except (KeyError, TypeError, ValueError, pa.ArrowInvalid) as error:
             raise RelationCorrupt(
-                f"{where} lacks or garbles {error}: it was not written by this release. Build the relation again."
+                f"{where} has a missing or invalid field ({error}): it was not written by this release. Build the "
+                "relation again."
             ) from None
 
     @classmethod
@@ -236,6 +239,7 @@ class Manifest:
             schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(document["schema"]["arrow"]))),
             spark_schema=document["schema"]["spark"],
             shards=tuple(shard_from_dict(shard) for shard in document["shards"]),
+            origin=document.get("origin"),
         )
 
 
@@ -248,7 +252,3 @@ def shard_from_dict(shard: Mapping[str, Any]) -> Shard:
         ),
         stats=ShardStats(**shard["stats"]),
     )
-
-
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

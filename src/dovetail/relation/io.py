@@ -1,9 +1,9 @@
-"""How a reader gets bytes: mapped, read through the page cache, read past it, or at the speed of a declared disk.
+"""I/O modes of a reader: memory-mapped, through the page cache, bypassing it, or at the speed of a declared disk.
 
-``map`` is for production: the operating system's page cache is shared by every worker of a host. ``buffered`` and
-``direct`` copy into a block buffer of the reader's own; ``direct`` goes past the page cache, so that a measurement on a
-machine with much memory is about the disk. :class:`SimulatedDisk` charges every access to a disk of declared bandwidth
-and seek time: today's disks hide the effects that the papers measured.
+``map`` is for production: the page cache of the operating system is shared by every worker on a host. ``buffered`` and
+``direct`` copy into a block buffer owned by the reader. ``direct`` bypasses the page cache, so a benchmark on a machine
+with much memory measures the disk. :class:`SimulatedDisk` charges every access to a disk of declared bandwidth and seek
+time, because modern disks hide the effects that the papers measured.
 """
 
 import mmap
@@ -13,35 +13,35 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-from dovetail.errors import PlanError, RelationCorrupt
+from dovetail.core.errors import PlanError, RelationCorrupt
+from dovetail.kernels.pages import PAGE_BYTES
 
-PAGE_BYTES = 4096
-# One read past the page cache of twice as much takes a third longer per byte here: its pages are pinned all at once.
+# Larger direct reads are slower: at twice this size, reading takes a third longer per byte, as all pages are pinned.
 _MAX_READ_BYTES = 4 * 2**20
 
 IoMode = Literal["map", "buffered", "direct"]
 
 
 class Disk(Protocol):
-    """Something that is told about every access and may make it take time."""
+    """Receives every access and may delay it."""
 
     def access(self, file: str, offset: int, length: int) -> None:
         """Account for reading ``length`` bytes of ``file`` at ``offset``."""
 
 
 class SimulatedDisk:
-    """A disk of declared bandwidth and seek time: a token bucket that every access must pass.
+    """A disk of declared bandwidth and seek time: a token bucket that every access passes through.
 
-    An access that continues where the last one ended pays for its bytes only; any other pays a seek as well.
+    An access that continues where the last one ended costs only its bytes; any other also costs a seek.
 
     Parameters
     ----------
     bandwidth_bytes_per_s
         Sequential bandwidth.
     seek_s
-        Time to move to another place.
+        Time of one seek.
     virtual
-        Do not sleep: only add the time to ``elapsed_s``. A measurement then adds it to its own clock.
+        Do not sleep; only add the time to ``elapsed_s``, for a benchmark to add to its own clock.
 
     Examples
     --------
@@ -55,8 +55,8 @@ class SimulatedDisk:
     def __init__(self, bandwidth_bytes_per_s: float, seek_s: float, virtual: bool = False) -> None:
         if not bandwidth_bytes_per_s > 0 or not seek_s >= 0:
             raise PlanError(
-                f"a disk of {bandwidth_bytes_per_s} bytes/s and {seek_s} s per seek cannot be: the bandwidth must be "
-                "above zero and the seek time not below it."
+                f"A disk of {bandwidth_bytes_per_s} bytes/s and {seek_s} s per seek is not possible: the bandwidth "
+                "must be above zero and the seek time at least zero."
             )
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.seek_s = seek_s
@@ -69,7 +69,7 @@ class SimulatedDisk:
         self._free_at = 0.0
 
     def access(self, file: str, offset: int, length: int) -> None:
-        """Account for a read, and wait until the declared disk would have delivered it."""
+        """Account for a read, and wait until the declared disk would have completed it."""
         cost = length / self.bandwidth_bytes_per_s
         if self._head != (file, offset):
             cost += self.seek_s
@@ -82,8 +82,8 @@ class SimulatedDisk:
             self._wait(cost)
 
     def _wait(self, cost: float) -> None:
-        # The bucket holds no burst: time not used is lost, time owed is carried over, so that the many sleeps that
-        # are shorter than the clock's resolution still add up.
+        # No bursts: unused time is lost. Time owed is carried over, so that sleeps shorter than the clock's resolution
+        # add up.
         now = time.monotonic()
         self._free_at = max(self._free_at, now - 0.001) + cost
         if self._free_at > now:
@@ -91,21 +91,21 @@ class SimulatedDisk:
 
 
 class Arena:
-    """A reusable, page-aligned block buffer: fresh pages for every block would cost more than the copy."""
+    """A reusable, page-aligned block buffer: new pages for every block would cost more than the copy."""
 
     def __init__(self) -> None:
         self._chunks: list[mmap.mmap] = []
         self._used = 0
 
     def reset(self) -> None:
-        """Forget what was handed out; one chunk is kept for the next block."""
+        """Invalidate everything handed out; one chunk is kept for the next block."""
         if len(self._chunks) > 1:
             total = sum(len(chunk) for chunk in self._chunks)
             self._chunks = [mmap.mmap(-1, total)]
         self._used = 0
 
     def take(self, length: int) -> memoryview:
-        """The next ``length`` bytes, page-aligned, valid until :meth:`reset`."""
+        """Return the next ``length`` bytes, page-aligned, valid until :meth:`reset`."""
         length = max(PAGE_BYTES, -(-length // PAGE_BYTES) * PAGE_BYTES)
         if not self._chunks or self._used + length > len(self._chunks[-1]):
             self._chunks.append(mmap.mmap(-1, length))
@@ -120,7 +120,7 @@ class Arena:
 
 
 class PreadFile:
-    """Reads ranges of one file into an arena, through the page cache or past it."""
+    """Reads ranges of one file into an arena, through the page cache or bypassing it."""
 
     def __init__(self, path: str, arena: Arena, direct: bool) -> None:
         flags = os.O_RDONLY | (getattr(os, "O_DIRECT", 0) if direct else 0)
@@ -138,7 +138,7 @@ class PreadFile:
         self._align = PAGE_BYTES if direct else 1
 
     def read(self, offset: int, length: int) -> pa.Buffer:
-        """Bytes ``[offset, offset + length)`` of the file."""
+        """Read bytes ``[offset, offset + length)`` of the file."""
         start = offset // self._align * self._align
         room = self._arena.take(offset + length - start)
         stop = -(-(offset + length) // self._align) * self._align
@@ -147,7 +147,7 @@ class PreadFile:
             piece = min(stop, at + _MAX_READ_BYTES)
             got = os.preadv(self._fd, [room[at - start : piece - start]], at)
             if got == 0:
-                raise RelationCorrupt(f"{self._path} ends before byte {offset + length}: it was cut short.")
+                raise RelationCorrupt(f"{self._path} ends before byte {offset + length}: it is truncated.")
             at += got
         return pa.py_buffer(room)[offset - start : offset - start + length]
 

@@ -1,8 +1,8 @@
-"""Keys: which types can be one, how two of them are compared, and the code that stands for one.
+"""Keys: supported types, equality, and their 64-bit codes.
 
 The code of a row is a 64-bit integer computed from its key. A single integral, date or timestamp key is its own code
-(``value``); every other key is hashed with Spark's ``xxhash64``. Equal keys have equal codes; with hashed codes the
-reverse need not hold, so whoever matches by code compares the real keys with :func:`keys_equal` before joining.
+(``value``); any other key is hashed with Spark's ``xxhash64``. Equal keys have equal codes. With hashed codes the
+reverse does not hold, so code that matches by code compares the actual keys with :func:`keys_equal` before joining.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError, SchemaError
+from dovetail.core.errors import PlanError, SchemaError
 from dovetail.kernels import spark_hash
 from dovetail.relation.format import RESERVED_COLUMNS, CodeKind
 
@@ -20,30 +20,30 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def normalize_key(on: str | Sequence[str]) -> tuple[str, ...]:
-    """The key as a tuple of names; refuses an empty one and repetitions."""
+    """Return the key as a tuple of names; refuse an empty key and repeated names."""
     names = (on,) if isinstance(on, str) else tuple(on) if isinstance(on, Iterable) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise PlanError(f"on={on!r} names no key column: give one column name or a list of names.")
+        raise PlanError(f"on={on!r} names no key column: pass one column name or a list of names.")
     if len(set(names)) != len(names):
         raise PlanError(f"on={list(names)!r} names a column twice: name each key column once.")
     return names
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse columns that cannot be told apart."""
+    """Refuse duplicate column names."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise SchemaError(f"column {repeated[0]!r} appears more than once: rename or drop the others.")
 
 
 def check_schema(schema: pa.Schema, key: Sequence[str]) -> None:
-    """Refuse a schema that cannot be a relation with this key, naming the columns at fault."""
+    """Refuse a schema that cannot be a relation with this key, naming the offending column."""
     names = schema.names
     check_names(names)
-    # Spark resolves names without regard to case, so a reserved name in capitals would be taken for ours.
+    # Spark's column names are case-insensitive, so a reserved name in capitals would conflict too.
     taken = sorted(name for name in names if name.casefold() in RESERVED_COLUMNS)
     if taken:
-        raise SchemaError(f"column {taken[0]!r} has a name that dovetail reserves: rename it.")
+        raise SchemaError(f"column {taken[0]!r} has a name reserved by dovetail: rename it.")
     missing = [name for name in key if name not in names]
     if missing:
         raise PlanError(f"key column {missing[0]!r} is not in the data: its columns are {', '.join(names)}.")
@@ -52,14 +52,14 @@ def check_schema(schema: pa.Schema, key: Sequence[str]) -> None:
 
 
 def code_kind(schema: pa.Schema, key: Sequence[str]) -> CodeKind:
-    """How the key of this schema becomes a code."""
+    """Return how keys of this schema become codes."""
     if len(key) == 1 and _is_own_code(schema.field(key[0]).type):
         return "value"
     return "xxhash64"
 
 
 def compute_codes(rows: pa.RecordBatch | pa.Table, key: Sequence[str]) -> pa.Int64Array:
-    """The code of every row, NULL where any key column is NULL: the same bits as the Spark plan computes.
+    """Return the code of every row, NULL if any key column is NULL. Bit-identical to the codes of the Spark plan.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def compute_codes(rows: pa.RecordBatch | pa.Table, key: Sequence[str]) -> pa.Int
 
 
 def keys_equal(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> BoolArray:
-    """Row by row, whether two keys are equal by Spark's rules: NaN = NaN, -0.0 = 0.0, NULL equals nothing.
+    """Return row by row whether two keys are equal by Spark's rules: NaN = NaN, -0.0 = 0.0, NULL equals nothing.
 
     Examples
     --------

@@ -1,7 +1,6 @@
 """Writing a relation from Arrow data in this process, without Spark.
 
-For tables that fit in memory: tests, experiments, lookup tables made by a program. The codes and the files are those
-that Spark would make.
+For tables that fit in memory: tests, experiments, generated lookup tables. Codes and files are the same as Spark's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,22 +11,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import SchemaError
+from dovetail.core.errors import SchemaError
 from dovetail.kernels.sorted_codes import group_by_block
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.format import CODE_COLUMN, Manifest, Operation, Shard
 from dovetail.relation.keys import compute_codes
 from dovetail.relation.shard_writer import ShardTask, remove_new_files, write_shard
+from dovetail.storage.interface import Storage
+from dovetail.storage.local import LOCAL
 
 _PIECE_ROWS = 65_536
 
 
 class ArrowSource:
-    """Rows to write that lie in memory as an Arrow table."""
+    """Rows to write, from an Arrow table in memory."""
 
     spark_schema: dict[str, Any] | None = None
 
-    def __init__(self, table: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> None:
+    def __init__(self, table: pa.Table | pa.RecordBatch | pa.RecordBatchReader, storage: Storage = LOCAL) -> None:
+        self._storage = storage
         if isinstance(table, pa.RecordBatchReader):
             table = table.read_all()
         elif isinstance(table, pa.RecordBatch):
@@ -42,7 +44,7 @@ class ArrowSource:
         base: Manifest,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Shard]:
-        """Apply ``operation`` to every shard of ``base`` with these rows."""
+        """Apply ``operation`` with these rows to every shard of ``base``."""
         columns = list(base.key) if operation == "delete" else base.schema.names
         batches = self._table.select(columns).to_batches(max_chunksize=_PIECE_ROWS)
         batches = [_with_codes(batch, base.key) for batch in batches]
@@ -57,11 +59,11 @@ class ArrowSource:
                 rows = by_shard[bounds[number] : bounds[number + 1]]
                 order = pc.array_sort_indices(codes.take(pa.array(rows)), null_placement="at_start")
                 pieces = _pieces(batches, rows[order.to_numpy()])
-                shards.append(write_shard(ShardTask(root, number, operation, base), pieces))
+                shards.append(write_shard(ShardTask(root, number, operation, base, self._storage), pieces))
                 if progress is not None:
                     progress(number + 1, len(base.shards))
         except BaseException:
-            remove_new_files(root, base, dict(enumerate(shards)))
+            remove_new_files(root, base, dict(enumerate(shards)), self._storage)
             raise
         return shards
 
@@ -71,7 +73,7 @@ def _with_codes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
 
 
 def _pieces(batches: Sequence[pa.RecordBatch], rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-    """Rows of the batches, numbered through, in this order. Never a whole column at once: it may exceed 2 GiB."""
+    """Rows of the batches, numbered consecutively, in this order. Never a whole column: it may exceed 2 GiB."""
     starts = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches])]).astype(np.int64)
     for first in range(0, len(rows), _PIECE_ROWS):
         piece = rows[first : first + _PIECE_ROWS]
@@ -102,7 +104,7 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def nullable_fields(schema: pa.Schema) -> pa.Schema:
-    """``schema`` with NULLs allowed everywhere, inside of columns too."""
+    """Return ``schema`` with NULLs allowed everywhere, including nested fields."""
     return pa.schema([_plain_field(field) for field in schema])
 
 
@@ -111,7 +113,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(name: str, kind: pa.DataType) -> pa.DataType:
-    """The type that Spark's own Arrow data would have; refuses what Spark has no type for."""
+    """Return the type of Spark's own Arrow data; refuse types that Spark does not have."""
     t = pa.types
     if t.is_dictionary(kind):
         return _plain_type(name, kind.value_type)

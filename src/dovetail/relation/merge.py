@@ -1,6 +1,6 @@
-"""Merging sorted segments, and counting over them as if they were merged.
+"""Merging sorted segments, and computing statistics as if they were merged.
 
-Both stream: the codes are mapped, the rows are gathered a record batch at a time, so memory does not grow with the
+Both stream: codes are mapped and rows are gathered one record batch at a time, so memory does not grow with the
 segments.
 """
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dovetail.kernels.sorted_codes import merge_sorted_runs, run_statistics
-from dovetail.relation.files import RelationFiles
 from dovetail.relation.format import Segment
 from dovetail.relation.io import Arena
 from dovetail.relation.segment_reader import SegmentReader
 from dovetail.relation.segment_writer import SegmentWriter
+from dovetail.storage.files import RelationFiles
 
 MERGE_ROWS = 65_536
 MERGE_BYTES = 64 * 2**20
@@ -25,9 +25,9 @@ MERGE_BYTES = 64 * 2**20
 def merge_segments(
     files: RelationFiles, schema: pa.Schema, shard: int, segments: Sequence[Segment], writer: SegmentWriter
 ) -> list[Segment]:
-    """Write the live rows of ``segments`` in the order of their codes; one segment, or none if no row is live.
+    """Write the live rows of ``segments`` in code order. Returns one segment, or none if no row is live.
 
-    Segments of rows whose key has a NULL are put one after the other: they have no codes.
+    Segments of rows whose key has a NULL have no codes and are concatenated.
     """
     readers = _open(files, schema, shard, segments, schema.names)
     runs = [reader.all_codes() if reader.is_keyed else np.zeros(reader.rows, np.int64) for reader in readers]
@@ -60,7 +60,7 @@ def merge_segments(
 def live_run_statistics(
     files: RelationFiles, schema: pa.Schema, shard: int, segments: Sequence[Segment]
 ) -> tuple[int, int]:
-    """How many distinct codes the live rows of ``segments`` have, and how many rows the most frequent one has."""
+    """Count the distinct codes of the live rows of ``segments``, and the rows of the most frequent code."""
     readers = _open(files, schema, shard, segments, [])
     masks = [_deleted_mask(reader) for reader in readers]
     return run_statistics([reader.all_codes() for reader in readers], masks)

@@ -1,10 +1,10 @@
-"""``Relation``: the disk-resident side of a join, versioned, sharded, indexed."""
+"""``Relation``: the table on disk that a stream is joined with. Versioned, sharded, indexed."""
 
 import datetime as dt
 import importlib
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
@@ -14,28 +14,31 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import fs
 
-from dovetail.errors import PlanError, RelationConflict, RelationError, RelationNotFound, SchemaError
+from dovetail.core.errors import PlanError, RelationConflict, RelationError, RelationNotFound, SchemaError
 from dovetail.relation import keys, version_log
 from dovetail.relation.changes import changed_codes
-from dovetail.relation.files import RelationFiles, storage_errors
 from dovetail.relation.format import CodeKind, Manifest, Operation, RelationStats, Shard, ShardStats
 from dovetail.relation.io import Disk, IoMode
 from dovetail.relation.local import ArrowSource
+from dovetail.relation.looking import first_rows, rows_of_keys
 from dovetail.relation.relation_reader import RelationReader
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.relation.shard_writer import remove_new_files
 from dovetail.relation.version_log import VacuumReport, VersionLog
+from dovetail.storage.files import RelationFiles, storage_errors
+from dovetail.storage.interface import Storage
+from dovetail.storage.local import LOCAL
 
 MAX_SHARDS = 65_536
 
 Progress = Callable[[int, int], None]
-"""Called with (parts done, parts in all) while a write goes on."""
+"""Called with (parts done, total parts) during a write."""
 
 _EMPTY_SHARD = Shard((), ShardStats(0, 0, 0, 0, 0))
 
 
 class RowSource(Protocol):
-    """Rows on their way into a relation: an Arrow table, or a Spark DataFrame behind the same two methods."""
+    """Rows to write to a relation: an Arrow table, or a Spark DataFrame behind the same interface."""
 
     schema: pa.Schema
     spark_schema: dict[str, Any] | None
@@ -46,7 +49,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """One line of a relation's history."""
+    """One version in a relation's history."""
 
     version: int
     parent: int | None
@@ -57,11 +60,11 @@ class VersionInfo:
 
 
 class Relation:
-    """A table on disk that streams are joined with: sorted by join code inside shards, indexed, versioned.
+    """A table on disk that streams are joined with: sharded, sorted by join code within each shard, indexed, versioned.
 
-    Make one with :meth:`build` or :meth:`open`. An object is one version and never changes: :meth:`append`,
-    :meth:`upsert` and :meth:`delete` commit a new version and return it. Readers of older versions are not disturbed
-    until :meth:`vacuum`.
+    Create one with :meth:`build` or :meth:`open`. An object represents one version and never changes: :meth:`append`,
+    :meth:`upsert` and :meth:`delete` commit a new version and return it. Older versions stay readable until
+    :meth:`vacuum`.
 
     Examples
     --------
@@ -82,7 +85,7 @@ class Relation:
         self._files = files
         self._manifest = manifest
 
-    # ---------------------------------------------------------------- making one
+    # ---------------------------------------------------------------- creation
 
     @classmethod
     def build(
@@ -100,28 +103,28 @@ class Relation:
         Parameters
         ----------
         source
-            A Spark DataFrame, written by one Spark job; or an Arrow table, record batch or reader, written here. As
-            with Spark's own file sources, every column of the relation can hold NULLs, whatever the source says.
+            A Spark DataFrame, written by one Spark job; or an Arrow table, record batch or reader, written in this
+            process. As with Spark's file sources, every column of the relation is nullable.
         path
-            A directory on a local disk (on a cluster: one that all nodes share). Created if needed.
+            A directory on a local disk (on a cluster: one shared by all nodes). Created if missing.
         on
             The key: one column name or several.
         shards
-            How many slices the relation has; fixed for its life. As a rule twice the cores that will join it.
+            The number of shards, fixed for the life of the relation. Rule of thumb: twice the cores that will join it.
         mode
-            What to do if a relation is there: ``"error"``, or ``"overwrite"``, which adds a version with the new
-            rows; the old versions stay readable until a vacuum.
+            If there is already a relation: ``"error"``, or ``"overwrite"``, which adds a version with the new rows.
+            The old versions stay readable until a vacuum.
         unique
-            Declare that no two rows have the same key; a write that would break it is refused.
+            Declare that no two rows have the same key. A write that would violate this is refused.
         progress
-            Called with (parts done, parts in all).
+            Called with (parts done, total parts).
 
         Raises
         ------
         PlanError, SchemaError
-            A key column is missing or cannot be one, or an option has no such value.
+            A key column is missing or has an unsupported type, or an option has an invalid value.
         RelationError
-            The path holds something else, or a relation already, or a declared unique key is not.
+            The path contains other files or already a relation, or a key declared unique has duplicates.
         """
         key = keys.normalize_key(on)
         if mode not in ("error", "overwrite"):
@@ -130,7 +133,19 @@ class Relation:
             raise PlanError(f"shards={shards!r}: a relation has from 1 to {MAX_SHARDS} shards.")
         rows = row_source(source)
         keys.check_schema(rows.schema, key)
-        files = RelationFiles(path)
+        return cls._build(RelationFiles(path), rows, key, shards, mode, unique, progress)
+
+    @classmethod
+    def _build(
+        cls,
+        files: RelationFiles,
+        rows: RowSource,
+        key: tuple[str, ...],
+        shards: int,
+        mode: Literal["error", "overwrite"] = "error",
+        unique: bool = False,
+        progress: Progress | None = None,
+    ) -> Self:
         version_log.check_is_free(files)
         version_log.prepare(files)
         with files.writing(create=True) as root:
@@ -160,12 +175,12 @@ class Relation:
     def open(
         cls, path: str | os.PathLike[str], version: int | None = None, filesystem: fs.FileSystem | None = None
     ) -> Self:
-        """Open a version, by default the newest.
+        """Open a version, by default the latest.
 
         Parameters
         ----------
         path
-            The relation's directory, or a URI of a file system that ``pyarrow.fs`` knows.
+            The relation's directory, or a URI of a file system that ``pyarrow.fs`` supports.
         version
             A version number from :meth:`versions`.
         filesystem
@@ -174,37 +189,74 @@ class Relation:
         files = RelationFiles(path, filesystem)
         return cls(files, VersionLog(files).read(version))
 
-    # ---------------------------------------------------------------- changing it
+    # ---------------------------------------------------------------- changes
 
     def append(self, source: Any, progress: Progress | None = None) -> Self:
-        """Add rows to the newest version, whichever this object is, and return the new one."""
+        """Add rows to the latest version, regardless of this object's version, and return the new version."""
         return self._change(source, "append", progress)
 
     def upsert(self, source: Any, progress: Progress | None = None) -> Self:
-        """Replace the rows of every key in ``source`` by the rows it gives for that key; add keys that are new."""
+        """Replace the rows of every key in ``source`` with its rows for that key; add new keys."""
         return self._change(source, "upsert", progress)
 
+    def upsert_if_latest(self, source: Any, origin: Mapping[str, Any] | None = None) -> Self:
+        """As `upsert`, but only if this object's version is the latest; else a `RelationConflict`.
+
+        ``origin`` is recorded in the new version, ready for JSON; see :attr:`origin`.
+
+        Examples
+        --------
+        >>> import tempfile, pyarrow as pa
+        >>> first = Relation.build(pa.table({"id": [1], "n": [1]}), tempfile.mkdtemp() + "/r", on="id")
+        >>> first.upsert_if_latest(pa.table({"id": [1], "n": [2]}), {"flow": "f"}).origin
+        {'flow': 'f'}
+        >>> first.upsert_if_latest(pa.table({"id": [1], "n": [3]})).version
+        Traceback (most recent call last):
+        dovetail.core.errors.RelationConflict: ... has version 2 by now, this change was planned on version 1. ...
+        """
+        return self._change(source, "upsert", None, self.version, origin)
+
     def delete(self, keys_source: Any, progress: Progress | None = None) -> Self:
-        """Remove all rows of the keys in ``keys_source``, which needs the key columns only."""
+        """Remove all rows of the keys in ``keys_source``, which needs only the key columns."""
         return self._change(keys_source, "delete", progress)
 
-    def vacuum(self, keep: int = 3) -> VacuumReport:
-        """Remove all but the newest ``keep`` versions and the files that only they, or a killed writer, left behind.
+    def vacuum(self, keep: int = 3, also: Collection[int] = ()) -> VacuumReport:
+        """Remove versions, and all files that no remaining version uses.
 
-        Shards of a removed version that are open go on being read; it cannot be opened anew. Run it on the host that
-        writes: the lock that keeps it from a writer's unfinished files does not reach other hosts.
+        Versions that running queries and flows have pinned stay, see `dovetail.relation.pins`. Open shards of a removed
+        version stay readable, but the version cannot be opened again. Run it on the host that
+        writes: the lock that protects a writer's unfinished files does not reach other hosts.
+
+        Parameters
+        ----------
+        keep
+            How many of the newest versions stay.
+        also
+            Versions that stay besides.
         """
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise PlanError(f"keep={keep!r}: a vacuum keeps at least 1 version.")
         with self._files.writing() as root, storage_errors(root):
-            return VersionLog(self._files).vacuum(root, keep)
+            return VersionLog(self._files).vacuum(root, keep, also)
 
-    def _change(self, source: Any, operation: Operation, progress: Progress | None) -> Self:
-        rows = row_source(source)
+    def _change(
+        self,
+        source: Any,
+        operation: Operation,
+        progress: Progress | None,
+        expected: int | None = None,
+        origin: Mapping[str, Any] | None = None,
+    ) -> Self:
+        rows = row_source(source, self._files.storage)
         with self._files.writing() as root:
             newest = VersionLog(self._files).read()
+            if expected not in (None, newest.version):
+                raise RelationConflict(
+                    f"{root} has version {newest.version} by now, this change was planned on version {expected}. "
+                    "Nothing was changed; open the latest version and try again."
+                )
             _check_same_columns(newest, rows, operation)
-            return self._commit(self._files, root, newest, rows, operation, progress)
+            return self._commit(self._files, root, newest, rows, operation, progress, origin)
 
     @classmethod
     def _commit(
@@ -215,6 +267,7 @@ class Relation:
         rows: RowSource,
         operation: Operation,
         progress: Progress | None,
+        origin: Mapping[str, Any] | None = None,
     ) -> Self:
         shards = rows.write(os.fspath(root), operation, base, progress)
         manifest = replace(
@@ -224,39 +277,44 @@ class Relation:
             operation=operation,
             created_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
             shards=tuple(shards),
+            origin=origin,
         )
         log = VersionLog(files)
         try:
             log.commit(files.writable(), manifest)
         except RelationError as error:
-            # A disk that fails after the manifest got its name leaves a version that needs its files.
+            # If the disk fails after the manifest was linked, the version exists and needs its files.
             if isinstance(error, RelationConflict) or manifest.version not in log.numbers():
-                remove_new_files(os.fspath(root), base, dict(enumerate(shards)))
+                remove_new_files(os.fspath(root), base, dict(enumerate(shards)), files.storage)
             raise
         return cls(files, manifest)
 
-    # ---------------------------------------------------------------- looking at it
+    # ---------------------------------------------------------------- properties and reading
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The directory of the relation."""
         return self._files.root
 
     @property
     def filesystem(self) -> fs.FileSystem | None:
-        """The file system that it is read on; None if that is a local one, whose files are mapped."""
+        """The file system it is read from; None if it is local and its files are mapped."""
         return None if self._files.local is not None else self._files.filesystem
 
     @property
     def relation_id(self) -> str:
-        """Given by the build and inherited by every change: the same rows at another path, or other rows at this one,
-        are told apart by it."""
+        """Set by the build and inherited by every change. Identifies the relation regardless of its path."""
         return self._manifest.relation_id
 
     @property
     def version(self) -> int:
-        """The version that this object is."""
+        """The version of this object."""
         return self._manifest.version
+
+    @property
+    def origin(self) -> Mapping[str, Any] | None:
+        """What the writer of this version recorded about where its changes are from; None: nothing."""
+        return self._manifest.origin
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -275,40 +333,40 @@ class Relation:
 
     @property
     def num_shards(self) -> int:
-        """How many shards it has."""
+        """The number of shards."""
         return len(self._manifest.shards)
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns, as an Arrow schema."""
+        """The Arrow schema."""
         return self._manifest.schema
 
     @property
     def spark_schema(self) -> Any:
-        """Its columns as Spark's JSON schema, if Spark built it, else None."""
+        """The schema as Spark's JSON, if Spark built the relation, else None."""
         return self._manifest.spark_schema
 
     @property
     def stats(self) -> RelationStats:
-        """Its counts, in all and per shard."""
+        """Statistics: totals and per shard."""
         return self._manifest.stats
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of its index that stay in memory while all shards are open."""
+        """Bytes of the index that are resident while all shards are open."""
         return sum(self.shard(number, columns=[]).index_bytes for number in range(self.num_shards))
 
     @property
     def version_info(self) -> VersionInfo:
-        """How and when this version was made."""
+        """How and when this version was created."""
         return _version_info(self._manifest)
 
     def versions(self) -> list[VersionInfo]:
-        """Its history, oldest version first, as far as it was not vacuumed."""
+        """The versions that have not been vacuumed, oldest first."""
         log = VersionLog(self._files)
         found = []
         for number in log.numbers():
-            # Removed by a vacuum since its name was read.
+            # A vacuum may have removed it after its name was listed.
             with suppress(RelationNotFound):
                 found.append(_version_info(log.read(number)))
         return found
@@ -331,14 +389,14 @@ class Relation:
         io
             ``"map"``, ``"buffered"``, ``"direct"``, or a :class:`~dovetail.relation.io.SimulatedDisk`.
         include_null_keys
-            Also give the rows whose key has a NULL, after the others. They match nothing by equality.
+            Also return the rows whose key has a NULL, after the others. They match nothing by equality.
         """
         if not 0 <= number < self.num_shards:
             raise PlanError(f"shard {number} does not exist: {self.path} has shards 0 to {self.num_shards - 1}.")
         return ShardReader(self._files, self._manifest, number, columns, io, include_null_keys)
 
     def reader(self, columns: Sequence[str] | None = None, io: IoMode | Disk = "map") -> RelationReader:
-        """Open all shards for reading, behind the interface of one.
+        """Open all shards for reading, behind the interface of a single shard.
 
         Parameters
         ----------
@@ -358,27 +416,57 @@ class Relation:
         return RelationReader([self.shard(number, columns, io) for number in range(self.num_shards)])
 
     def changed_codes(self, earlier: "Relation", codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of these join codes may have other rows in this version than in another one of the same relation."""
+        """Return which of these join codes may have different rows in this version than in ``earlier``."""
         return changed_codes(self._files, earlier._manifest, self._manifest, codes)
 
     def to_df(self, spark: Any) -> Any:
-        """Its rows as a Spark DataFrame, one partition per shard, with the types that Spark gave it or would give it.
+        """Return the rows as a Spark DataFrame, one partition per shard.
 
         Parameters
         ----------
         spark
             The ``SparkSession`` to read with.
         """
-        return importlib.import_module("dovetail.spark.relation_jobs").read(self, spark)
+        return importlib.import_module("dovetail.spark.plan.relation_jobs").read(self, spark)
 
     def to_arrow(self) -> pa.Table:
-        """All rows as an Arrow table: for relations that fit in memory."""
+        """Return all rows as an Arrow table. For relations that fit in memory."""
         batches = [
             block.rows
             for number in range(self.num_shards)
             for block in self.shard(number, include_null_keys=True).blocks(65_536)
         ]
         return pa.Table.from_batches(batches, schema=self.schema)
+
+    def head(self, rows: int = 5) -> pa.Table:
+        """Return a few rows, to look at.
+
+        Examples
+        --------
+        >>> import tempfile, pyarrow as pa
+        >>> table = pa.table({"k": [1, 2, 3], "name": ["a", "b", "c"]})
+        >>> Relation.build(table, tempfile.mkdtemp() + "/r", on="k", shards=1).head(2).to_pylist()
+        [{'k': 1, 'name': 'a'}, {'k': 2, 'name': 'b'}]
+        """
+        shards = (self.shard(number, include_null_keys=True) for number in range(self.num_shards))
+        return first_rows(shards, rows, self.schema)
+
+    def lookup(self, keys: Any) -> pa.Table:
+        """Return all rows of some keys, in the order of the keys.
+
+        Parameters
+        ----------
+        keys
+            Values of the key; for a key of several columns, tuples of them; or an Arrow table with the key's columns.
+
+        Examples
+        --------
+        >>> import tempfile, pyarrow as pa
+        >>> table = pa.table({"k": ["x", "y", "y"], "n": [1, 2, 3]})
+        >>> Relation.build(table, tempfile.mkdtemp() + "/r", on="k", shards=2).lookup(["y", "z"]).to_pylist()
+        [{'k': 'y', 'n': 2}, {'k': 'y', 'n': 3}]
+        """
+        return rows_of_keys(self.reader(), self.schema, self.key, keys)
 
     def __repr__(self) -> str:
         key, stats = ", ".join(self.key), self.stats
@@ -387,13 +475,13 @@ class Relation:
         )
 
 
-def row_source(source: Any) -> RowSource:
-    """Rows to write, from whatever the caller has."""
+def row_source(source: Any, storage: Storage = LOCAL) -> RowSource:
+    """Wrap the source of a write. Spark's workers write to the local storage."""
     if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
-        return ArrowSource(source)
+        return ArrowSource(source, storage)
     if type(source).__module__.startswith("pyspark.sql.") and hasattr(source, "isStreaming"):
-        # Looked up by name: reading a relation must not need Spark.
-        job = importlib.import_module("dovetail.spark.relation_jobs")
+        # Imported by name: reading a relation must not require Spark.
+        job = importlib.import_module("dovetail.spark.plan.relation_jobs")
         return job.DataFrameSource(source)  # type: ignore[no-any-return]
     raise PlanError(
         f"a {type(source).__name__} cannot be written to a relation: pass a Spark DataFrame or an Arrow table."
@@ -415,7 +503,7 @@ def _check_same_columns(base: Manifest, rows: RowSource, operation: Operation) -
     if missing:
         raise SchemaError(
             f"{operation}: column {missing[0]!r} is missing; the data has {', '.join(schema.names)}. Add it, or rename "
-            "the column that has another name."
+            "the column that holds it."
         )
     surplus = [name for name in schema.names if name not in base.schema.names]
     if surplus and operation != "delete":
@@ -427,16 +515,16 @@ def _check_same_columns(base: Manifest, rows: RowSource, operation: Operation) -
         here, there = schema.field(name).type, base.schema.field(name).type
         if here != there:
             raise SchemaError(
-                f"{operation}: column {name!r} has type {here}, in the relation it has type {there}. Cast it first."
+                f"{operation}: column {name!r} has type {here}, but {there} in the relation. Cast it first."
             )
     if base.spark_schema is not None and rows.spark_schema is not None:
-        # Several Spark types travel as the same Arrow type: an interval of months is stored as an integer.
+        # Several Spark types map to the same Arrow type: an interval of months is stored as an integer.
         ours, theirs = _spark_types(base.spark_schema), _spark_types(rows.spark_schema)
         differing = [name for name in wanted if ours[name] != theirs[name]]
         if differing:
             name = differing[0]
             raise SchemaError(
-                f"{operation}: column {name!r} has the Spark type {theirs[name]}, in the relation it has {ours[name]}. "
+                f"{operation}: column {name!r} has the Spark type {theirs[name]}, but {ours[name]} in the relation. "
                 "Cast it first."
             )
 

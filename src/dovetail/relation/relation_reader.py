@@ -1,7 +1,7 @@
-"""Reading all shards of a relation as if they were one: for lookups that no shuffle has routed.
+"""Reading all shards of a relation as one: for lookups of a stream that was not shuffled.
 
-Where every worker can map every shard, a stream need not be shuffled to be joined by index: each code is looked up in
-its own shard. Positions run through the shards, shard after shard.
+If every worker can map every shard, a stream does not need to be shuffled for an index join: each code is looked up in
+its shard. Positions are numbered consecutively, shard after shard.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.format import RelationStats, ShardStats
 from dovetail.relation.io import Disk, IoMode
@@ -23,7 +23,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class RelationReader:
-    """Several shards behind the interface of one. Made by :meth:`dovetail.Relation.reader`.
+    """Several shards behind the interface of one. Created by :meth:`dovetail.Relation.reader`.
 
     Examples
     --------
@@ -54,9 +54,9 @@ class RelationReader:
     # ---------------------------------------------------------------- scan
 
     def read_block(self, start: int, rows: int) -> Block:
-        """The live rows at positions ``[start, start + rows)``, clipped at the end of the shard that has ``start``."""
+        """Read the live rows at positions ``[start, start + rows)``, clipped at the end of the shard of ``start``."""
         if rows < 1 or not 0 <= start <= self.num_rows:
-            raise PlanError(f"a block of {rows} rows at {start} is not in a relation of {self.num_rows} rows.")
+            raise PlanError(f"A block of {rows} rows at {start} is not in a relation of {self.num_rows} rows.")
         number = min(int(np.searchsorted(self._bases, start, side="right")) - 1, len(self._shards) - 1)
         base = int(self._bases[number])
         block = self._shards[number].read_block(start - base, rows)
@@ -65,14 +65,10 @@ class RelationReader:
     # ---------------------------------------------------------------- index
 
     def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
-        """All live rows of each code: pairs (which of ``codes``, where).
+        """Return all live rows of each code as pairs (index into ``codes``, position).
 
-        Parameters
-        ----------
-        codes
-            What to look up.
-        in_order
-            Give the pairs by query and then by position; without it, they come shard by shard, which costs less.
+        With ``in_order`` the pairs are sorted by query and then by position. Without it they are grouped by shard,
+        which costs less.
         """
         found = []
         for shard, base, mine in self._routed(codes):
@@ -87,7 +83,7 @@ class RelationReader:
         return queries[order], positions[order]
 
     def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Where the rows of each code can be, from the resident index alone; see :meth:`ShardReader.locate`."""
+        """Return where the rows of each code can be, from the resident index; see :meth:`ShardReader.locate`."""
         found = []
         for shard, base, mine in self._routed(codes):
             queries, starts, stops = shard.locate(codes[mine])
@@ -99,14 +95,14 @@ class RelationReader:
         return queries[order], starts[order], stops[order]
 
     def count(self, codes: Int64Array) -> Int64Array:
-        """How many live rows each code has, through the index."""
+        """Return the number of live rows of each code, from the index."""
         counts = np.zeros(len(codes), np.int64)
         for shard, _, mine in self._routed(codes):
             counts[mine] = shard.count(codes[mine])
         return counts
 
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
-        """The rows at these positions, in the order asked for."""
+        """Return the rows at these positions, in the given order."""
         groups = list(self.gather_grouped(positions))
         if not groups:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
@@ -117,24 +113,50 @@ class RelationReader:
         return pc.take(rows, pa.array(back), boundscheck=False)
 
     def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
-        """The rows at these positions in the order that costs least: pairs (which of ``positions``, their rows)."""
+        """Return the rows at these positions in the cheapest order: pairs (indexes into ``positions``, rows)."""
         if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < self.num_rows:
-            raise PlanError(f"a position is not in a relation of {self.num_rows} rows.")
+            raise PlanError(f"A position is not in a relation of {self.num_rows} rows.")
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
         for first, batch in self.gather_ascending(ascending):
             yield order[first : first + batch.num_rows], batch
 
     def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows at ascending positions, in pieces; see :meth:`ShardReader.gather_ascending`."""
+        """Return the rows at ascending positions, in pieces; see :meth:`ShardReader.gather_ascending`."""
         bounds = np.searchsorted(positions, self._bases).tolist()
         for shard, base, low, high in zip(self._shards, self._bases.tolist(), bounds, bounds[1:], strict=False):
             if low < high:
                 for first, batch in shard.gather_ascending(positions[low:high] - base):
                     yield low + first, batch
 
+    def widest(self, start: int, stop: int) -> int:
+        """Bytes of the widest row at positions ``[start, stop)``, at most."""
+        widest = 0
+        for shard, base in zip(self._shards, self._bases.tolist(), strict=False):
+            low, high = max(start - base, 0), min(stop - base, shard.num_rows)
+            if low < high:
+                widest = max(widest, shard.widest(low, high))
+        return widest
+
+    def widest_at(self, positions: Int64Array) -> int:
+        """Bytes of the widest row at ascending positions, at most."""
+        bounds = np.searchsorted(positions, self._bases).tolist()
+        parts = zip(self._shards, self._bases.tolist(), bounds, bounds[1:], strict=False)
+        return max(shard.widest_at(positions[low:high] - base) for shard, base, low, high in parts)
+
+    def widths(self, positions: Int64Array) -> Int64Array | int:
+        """Bytes of the rows at ascending positions, or the one number of bytes that all rows have."""
+        bounds = np.searchsorted(positions, self._bases).tolist()
+        found = []
+        for shard, base, low, high in zip(self._shards, self._bases.tolist(), bounds, bounds[1:], strict=False):
+            mine = shard.widths(positions[low:high] - base)
+            if isinstance(mine, int):
+                return mine
+            found.append(mine)
+        return np.concatenate(found)
+
     def codes_at(self, positions: Int64Array) -> Int64Array:
-        """The codes of the rows at these positions, in the order asked for."""
+        """Return the codes of the rows at these positions, in the given order."""
         codes = np.empty(len(positions), np.int64)
         numbers = np.searchsorted(self._bases, positions, side="right") - 1
         for number in np.unique(numbers).tolist():
@@ -143,13 +165,13 @@ class RelationReader:
         return codes
 
     def _routed(self, codes: Int64Array) -> Iterator[tuple[ShardReader, int, Int64Array]]:
-        """Each shard that has codes, where its positions begin, and which of the codes are its own."""
+        """Yield each shard that has codes, its first position, and the indexes of its codes."""
         if len(self._shards) == 1:
             if len(codes):
                 yield self._shards[0], 0, np.arange(len(codes))
             return
         numbers = shard_of_codes(codes, len(self._shards))
-        # Sixteen bits are sorted digit by digit, which takes a fraction of the time.
+        # numpy sorts 16-bit integers with a radix sort, in a fraction of the time.
         by_shard = np.argsort(numbers.astype(np.uint16), kind="stable")
         bounds = np.searchsorted(numbers[by_shard], np.arange(len(self._shards) + 1))
         for number, shard in enumerate(self._shards):
@@ -157,11 +179,11 @@ class RelationReader:
             if len(mine):
                 yield shard, int(self._bases[number]), mine
 
-    # ---------------------------------------------------------------- sizes, and where they are
+    # ---------------------------------------------------------------- sizes and I/O
 
     @property
     def disk(self) -> Disk | None:
-        """The disk that every access is told to, if one was given."""
+        """The disk that every access is reported to, if any."""
         return self._shards[0].disk
 
     @property
@@ -176,7 +198,7 @@ class RelationReader:
 
     @property
     def num_segments(self) -> int:
-        """How many runs of rows, each sorted by code, the positions are made of."""
+        """The number of sorted runs of rows."""
         return sum(shard.num_segments for shard in self._shards)
 
     @property
@@ -185,7 +207,7 @@ class RelationReader:
         return all(shard.reads_in_place for shard in self._shards)
 
     def rows_in_place(self, start: int) -> int:
-        """How many rows from a position on lie in one record batch."""
+        """Return how many rows from a position are in the same record batch."""
         number = int(np.searchsorted(self._bases, start, side="right")) - 1
         return self._shards[number].rows_in_place(start - int(self._bases[number]))
 

@@ -1,7 +1,7 @@
-"""Reading a range of rows of a record batch that lies in a file, touching only the bytes of those rows.
+"""Reading a range of rows of a record batch in a file, touching only the bytes of those rows.
 
-A record batch stores each column apart, so a range of its rows is one piece per buffer. The mapped batch tells where
-its buffers lie; the pieces are read with ``pread`` and put together again.
+A record batch stores each column separately, so a range of rows is one piece per buffer. The mapped batch gives the
+address of each buffer; the pieces are read with ``pread`` and reassembled.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ ReadAt = Callable[[int, int], pa.Buffer]
 
 
 def read_rows(mapped: pa.Array, start: int, stop: int, read_at: ReadAt) -> pa.Array:
-    """Rows ``[start, stop)`` of ``mapped``, read with ``read_at`` instead of through the mapping."""
-    # Bitmaps can only be cut at whole bytes, so the cut is made at the multiple of eight before `start`.
+    """Return rows ``[start, stop)`` of ``mapped``, read with ``read_at`` instead of through the mapping."""
+    # Bitmaps can only be sliced at whole bytes, so the slice starts at the multiple of eight before `start`.
     cut = start & ~7
     return _read(mapped, cut, stop, read_at).slice(start - cut)
 

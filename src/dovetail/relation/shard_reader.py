@@ -1,7 +1,7 @@
 """Reading one shard of one version: by scan, block by block, and by index, from codes to positions to rows.
 
-Positions number the rows of a shard: segment after segment, each sorted by code. They stay the same for as long as the
-version is open; rows that the version has deleted keep their positions and are left out of what is returned.
+Positions number the rows of a shard: segment after segment, each sorted by code. They are stable while the version is
+open. Deleted rows keep their positions and are not returned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,22 +12,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError, SchemaError
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.kernels.pages import PAGE_BYTES
 from dovetail.kernels.sorted_codes import expand_ranges, group_by_block
-from dovetail.relation.files import RelationFiles
 from dovetail.relation.format import FENCE_STRIDE, Manifest, ShardStats
-from dovetail.relation.io import PAGE_BYTES, Arena, Disk, IoMode
+from dovetail.relation.io import Arena, Disk, IoMode
 from dovetail.relation.segment_reader import SegmentReader
+from dovetail.relation.widths import fixed_row_bytes
+from dovetail.storage.files import RelationFiles
 
 Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one disk step read: the live rows at positions ``[start, stop)`` and their codes.
+    """The result of one disk step: the live rows at positions ``[start, stop)`` and their codes.
 
-    With ``io="buffered"`` or ``"direct"`` the rows lie in the reader's block buffer, which the next read fills anew:
-    copy (``take``) what must live longer.
+    With ``io="buffered"`` or ``"direct"`` the rows are in the reader's block buffer, which the next read overwrites:
+    copy (``take``) rows that must live longer.
     """
 
     start: int
@@ -42,9 +44,9 @@ class Block:
 
 
 class ShardReader:
-    """One shard of a relation, open for reading. Made by :meth:`dovetail.Relation.shard`.
+    """One shard of a relation, open for reading. Created by :meth:`dovetail.Relation.shard`.
 
-    Not for use by several threads at once: they would share a block buffer.
+    Not thread-safe: the threads would share a block buffer.
 
     Examples
     --------
@@ -97,13 +99,14 @@ class ShardReader:
         disk_bytes = sum(segment.rows_bytes for segment in kept)
         self.disk_row_bytes = disk_bytes / self.num_rows if self.num_rows else 0.0
         self._row_bytes: float | None = None
+        self._fixed_row_bytes = fixed_row_bytes(self.schema)
 
     # ---------------------------------------------------------------- scan
 
     def read_block(self, start: int, rows: int) -> Block:
-        """The live rows at positions ``[start, start + rows)``, clipped at the end of the shard."""
+        """Read the live rows at positions ``[start, start + rows)``, clipped at the end of the shard."""
         if rows < 1 or not 0 <= start <= self.num_rows:
-            raise PlanError(f"a block of {rows} rows at {start} is not in a shard of {self.num_rows} rows.")
+            raise PlanError(f"A block of {rows} rows at {start} is not in a shard of {self.num_rows} rows.")
         stop = min(start + rows, self.num_rows)
         self._charge(start, stop)
         self._arena.reset()
@@ -122,20 +125,20 @@ class ShardReader:
         return Block(start, stop, _joined(codes), self._concat(pieces))
 
     def blocks(self, block_rows: int) -> Iterator[Block]:
-        """One cycle: every row once, in blocks of ``block_rows`` positions, the last one shorter."""
+        """Read every row once, in blocks of ``block_rows`` positions; the last block may be shorter."""
         if block_rows < 1:
-            raise PlanError(f"a block of {block_rows} rows holds none: a block has at least 1 row.")
+            raise PlanError(f"block_rows={block_rows}: a block has at least 1 row.")
         for start in range(0, self.num_rows, block_rows):
             yield self.read_block(start, block_rows)
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether a block within a record batch is a view of mapped pages: no memory of this process, no copy."""
+        """Whether a block within a record batch is a view of mapped pages, without a copy."""
         is_mapped = self._io_mode == "map" and self._disk is None
         return is_mapped and all(segment.is_mapped and segment.deleted is None for segment in self._segments)
 
     def rows_in_place(self, start: int) -> int:
-        """How many rows from a position on lie in one record batch, so that reading them copies nothing."""
+        """Return how many rows from a position are in the same record batch, so that reading them copies nothing."""
         number = int(np.searchsorted(self._bases, start, side="right")) - 1
         return self._segments[number].rows_in_batch(start - int(self._bases[number]))
 
@@ -148,24 +151,24 @@ class ShardReader:
     # ---------------------------------------------------------------- index
 
     def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
-        """All live rows of each code, through the index: no row is read.
+        """Look up all live rows of each code in the index. Reads no rows.
 
         Parameters
         ----------
         codes
-            What to look up.
+            The codes to look up.
         in_order
-            The pairs come in order, whether or not that is asked for.
+            Ignored: the pairs are always in order.
 
         Returns
         -------
         queries, positions
-            Pairs (which of ``codes``, where), by query and then by position.
+            Pairs (index into ``codes``, position), sorted by query and then by position.
 
         Notes
         -----
-        The sparse index is resident; the codes behind it are mapped and live in the page cache. A simulated disk is
-        charged a page of codes for each distinct page touched. :meth:`locate` answers from the resident part alone.
+        The sparse index is resident; the codes are mapped and in the page cache. A simulated disk is charged for each
+        distinct page of codes touched. :meth:`locate` uses only the resident part.
         """
         found = [self._lookup_segment(segment, base, codes) for segment, base in self._keyed()]
         if not found:
@@ -185,7 +188,7 @@ class ShardReader:
         return queries, rows + base
 
     def _ranges(self, segment: SegmentReader, codes: Int64Array) -> tuple[Int64Array, npt.NDArray[np.int32]]:
-        """The rows of each code in a segment, deleted ones included: first and how many."""
+        """Return the rows of each code in a segment, including deleted ones: first and count."""
         first, count = segment.lookup(codes)
         if self._disk is not None:
             first_page = first * 8 // PAGE_BYTES
@@ -196,7 +199,7 @@ class ShardReader:
         return first, count
 
     def count(self, codes: Int64Array) -> Int64Array:
-        """How many live rows each code has, through the index."""
+        """Return the number of live rows of each code, from the index."""
         counts = np.zeros(len(codes), np.int64)
         for segment, base in self._keyed():
             if segment.deleted is None:
@@ -207,19 +210,19 @@ class ShardReader:
         return counts
 
     def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Where the rows of each code can be, from the resident index alone: no disk is touched.
+        """Return where the rows of each code can be, from the resident index only. Accesses no disk.
 
         Returns
         -------
         queries, starts, stops
-            Ranges of positions, at most one per segment and code, that together hold every row of the code. A code
-            without a range has no row; a code with one may still have none.
+            Ranges of positions, at most one per segment and code, that together contain every row of the code. A code
+            without a range has no rows; a code with a range may still have none.
         """
         found = []
         for segment, base in self._keyed():
             low = np.searchsorted(segment.fences, codes, side="left")
             high = np.searchsorted(segment.fences, codes, side="right")
-            # A code's rows may begin before the first fence equal to it, in the stride of the fence before that.
+            # The rows of a code may start before the first fence equal to it, after the previous fence.
             starts = np.maximum(low - 1, 0) * FENCE_STRIDE
             stops = np.minimum(high * FENCE_STRIDE, segment.rows)
             queries = np.flatnonzero((high > 0) & (codes <= segment.max_code))
@@ -233,7 +236,7 @@ class ShardReader:
         return queries[order], starts[order], stops[order]
 
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
-        """The rows at these positions, in the order asked for, whether or not this version has deleted them."""
+        """Return the rows at these positions, in the given order, including rows deleted in this version."""
         self._check_positions(positions)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
@@ -245,7 +248,7 @@ class ShardReader:
         return pc.take(rows, pa.array(back), boundscheck=False)
 
     def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
-        """The rows at these positions in the order that costs least: pairs (which of ``positions``, their rows)."""
+        """Return the rows at these positions in the cheapest order: pairs (indexes into ``positions``, rows)."""
         self._check_positions(positions)
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
@@ -253,9 +256,9 @@ class ShardReader:
             yield order[first : first + batch.num_rows], batch
 
     def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows at ascending positions, in pieces: pairs (number of the piece's first position, rows).
+        """Return the rows at ascending positions, in pieces: pairs (index of the piece's first position, rows).
 
-        The positions are not checked: one that is not in the shard would read foreign memory.
+        Positions are not checked: one outside the shard would read foreign memory.
         """
         if self._uses_block_buffer or self._disk is not None:
             yield from self._gather_pages(positions)
@@ -268,37 +271,78 @@ class ShardReader:
                 yield low, batch
                 low += batch.num_rows
 
+    def widest(self, start: int, stop: int) -> int:
+        """Bytes of the widest row at positions ``[start, stop)``, at most."""
+        if self._fixed_row_bytes is not None:
+            return self._fixed_row_bytes
+        return max((segment.widest(low, high) for segment, low, high in self._pieces(start, stop)), default=0)
+
+    def widest_at(self, positions: Int64Array) -> int:
+        """Bytes of the widest row at ascending positions, at most."""
+        if self._fixed_row_bytes is not None:
+            return self._fixed_row_bytes
+        bounds = np.searchsorted(positions, self._bases).tolist()
+        parts = zip(self._segments, self._bases[:-1].tolist(), bounds[:-1], bounds[1:], strict=True)
+        return max((segment.widest_at(positions[low:high] - base) for segment, base, low, high in parts), default=0)
+
+    def widths(self, positions: Int64Array) -> Int64Array | int:
+        """Bytes of the rows at ascending positions, or the one number of bytes that all rows have."""
+        if self._fixed_row_bytes is not None:
+            return self._fixed_row_bytes
+        bounds = np.searchsorted(positions, self._bases).tolist()
+        found = [
+            segment.widths(positions[low:high] - base)
+            for segment, base, low, high in zip(
+                self._segments, self._bases[:-1].tolist(), bounds[:-1], bounds[1:], strict=True
+            )
+        ]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
     def _gather_pages(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
         page_rows = max(1, int(PAGE_BYTES // max(1.0, self.disk_row_bytes)))
         pages, offsets = group_by_block(positions, page_rows)
+        ahead, ready = self._read_ahead(positions), 0
         for page, low, high in zip(pages.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            while ready < high:
+                ready = next(ahead, high)
             start, stop = page * page_rows, min((page + 1) * page_rows, self.num_rows)
             self._charge(start, stop)
             self._arena.reset()
             rows = self._concat([b for s, low_, high_ in self._pieces(start, stop) for b in s.read(low_, high_)])
             yield low, pc.take(rows, pa.array(positions[low:high] - start), boundscheck=False)
 
+    def _read_ahead(self, positions: Int64Array) -> Iterator[int]:
+        """Read ascending positions into the page cache, many at a time; yields how many are there."""
+        if self._io_mode != "buffered":
+            return
+        bounds = np.searchsorted(positions, self._bases).tolist()
+        for segment, base, low, high in zip(
+            self._segments, self._bases[:-1].tolist(), bounds[:-1], bounds[1:], strict=True
+        ):
+            for _, stop in segment.prepared(positions[low:high] - base):
+                yield low + stop
+
     def codes_at(self, positions: Int64Array) -> Int64Array:
-        """The codes of the rows at these positions, in the order asked for; 0 for rows whose key has a NULL."""
+        """Return the codes of the rows at these positions, in the given order; 0 for rows whose key has a NULL."""
         self._check_positions(positions)
         codes = np.zeros(len(positions), np.int64)
         numbers = np.searchsorted(self._bases, positions, side="right") - 1
         for number, (segment, base) in enumerate(self._keyed()):
             mine = numbers == number
             if mine.any():
-                codes[mine] = segment.all_codes()[positions[mine] - base]
+                codes[mine] = segment.codes_at(positions[mine] - base)
         return codes
 
-    # ---------------------------------------------------------------- sizes, and where they are
+    # ---------------------------------------------------------------- sizes and I/O
 
     @property
     def disk(self) -> Disk | None:
-        """The disk that every access is told to, if one was given."""
+        """The disk that every access is reported to, if any."""
         return self._disk
 
     @property
     def io_mode(self) -> IoMode:
-        """How bytes are read; ``map`` where a disk was given."""
+        """How bytes are read; ``map`` with a simulated disk."""
         return self._io_mode
 
     @property
@@ -313,7 +357,7 @@ class ShardReader:
 
     @property
     def num_segments(self) -> int:
-        """How many runs of rows, each sorted by code, the positions are made of; rows without a code not counted."""
+        """The number of sorted runs of rows, without runs of NULL keys."""
         return sum(segment.is_keyed for segment in self._segments)
 
     @property
@@ -329,12 +373,12 @@ class ShardReader:
                 yield segment, base
 
     def _check_positions(self, positions: Int64Array) -> None:
-        # The gathering below goes without bounds checks: a wrong position would read, or return, foreign memory.
+        # Gathering has no bounds checks: a wrong position would read, or return, foreign memory.
         if len(positions):
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or high >= self.num_rows:
                 wrong = low if low < 0 else high
-                raise PlanError(f"position {wrong} is not in a shard of {self.num_rows} rows.")
+                raise PlanError(f"Position {wrong} is not in a shard of {self.num_rows} rows.")
 
     def _charge(self, start: int, stop: int) -> None:
         if self._disk is not None:
@@ -352,7 +396,7 @@ class ShardReader:
 def _mode_and_disk(io: IoMode | Disk) -> tuple[IoMode, Disk | None]:
     if isinstance(io, str):
         if io not in ("map", "buffered", "direct"):
-            raise PlanError(f'io={io!r} is not a way to read: use "map", "buffered", "direct" or a SimulatedDisk.')
+            raise PlanError(f'io={io!r} is not an I/O mode: use "map", "buffered", "direct" or a SimulatedDisk.')
         return io, None
     return "map", io
 

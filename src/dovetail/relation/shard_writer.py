@@ -1,13 +1,12 @@
-"""Writing one shard of a new version: what a build, append, upsert or delete does to the rows of one shard.
+"""Writing one shard of a new version: the effect of a build, append, upsert or delete on one shard.
 
 The same function runs in a Spark task and in the local process. It reads the shard's parent version, writes new
-immutable files next to the old ones, and returns a description of the new shard. Nothing that already exists is
-touched: a row that is replaced or deleted is marked in a new bitmap file, and its bytes stay until a merge leaves them
-out.
+immutable files next to the old ones, and returns a description of the new shard. Existing files never change: a
+replaced or deleted row is marked in a new bitmap file, and its bytes stay until a merge drops them.
 
-An upsert therefore writes the new rows and one bit per row of the segments it hits. To keep lookups short, a shard
-with more than :data:`MAX_SEGMENTS` segments, or with a segment mostly deleted, merges segments on the way; the cost
-of merges is amortised over the writes that made them necessary.
+An upsert therefore writes the new rows, and one bit per row of the affected segments. To keep lookups short, a write
+merges segments of a shard that has more than :data:`MAX_SEGMENTS` segments, or a segment that is mostly deleted. The
+cost of merges is amortised over the writes that made them necessary.
 """
 
 import uuid
@@ -20,24 +19,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import RelationError
-from dovetail.faultpoints import fault_point
-from dovetail.relation.files import RelationFiles, storage_errors, sync_directory, write_durably
-from dovetail.relation.format import (
-    CODE_COLUMN,
-    Deletions,
-    Manifest,
-    Operation,
-    Segment,
-    Shard,
-    ShardStats,
-    digest_of,
-)
+from dovetail.core.errors import RelationError
+from dovetail.core.faultpoints import fault_point
+from dovetail.relation.format import CODE_COLUMN, Deletions, Manifest, Operation, Segment, Shard, ShardStats
 from dovetail.relation.keys import keys_equal
 from dovetail.relation.merge import live_run_statistics, merge_segments
 from dovetail.relation.segment_reader import load_deletions
 from dovetail.relation.segment_writer import SegmentWriter
 from dovetail.relation.shard_reader import ShardReader
+from dovetail.storage.digests import digest_of
+from dovetail.storage.files import RelationFiles, storage_errors
+from dovetail.storage.interface import Storage
+from dovetail.storage.local import LOCAL
 
 MAX_SEGMENTS = 8
 MAX_DELETED_FRACTION = 0.5
@@ -47,12 +40,13 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What to do to one shard. ``base`` is the version to change: for a build, an empty one."""
+    """A write to one shard. ``base`` is the version to change: an empty one for a build."""
 
     root: str
     number: int
     operation: Operation
     base: Manifest
+    storage: Storage = LOCAL
 
     @property
     def directory(self) -> Path:
@@ -60,27 +54,28 @@ class ShardTask:
 
 
 def write_shard(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Shard:
-    """Apply ``task`` to the rows in ``batches``: their code first, sorted by it, then the relation's columns.
+    """Apply ``task`` with the rows in ``batches``: sorted by code, which is the first column.
 
-    For a delete the batches hold the key columns only.
+    For a delete the batches have only the key columns.
     """
     with storage_errors(Path(task.root)):
         return _ShardWriter(task).run(batches)
 
 
-def remove_new_files(root: str, base: Manifest, shards: Mapping[int, Shard]) -> None:
-    """Remove the files of ``shards``, by number, that ``base`` does not name: their version will not be."""
+def remove_new_files(root: str, base: Manifest, shards: Mapping[int, Shard], storage: Storage = LOCAL) -> None:
+    """Remove the files of ``shards`` (by number) that ``base`` does not use: their version will not be committed."""
     old = base.data_files()
     for number, shard in shards.items():
         names = {f"{number}/{name}" for segment in shard.segments for name in segment.file_names()}
         for name in names - old:
-            (Path(root) / "data" / name).unlink(missing_ok=True)
+            storage.delete(Path(root) / "data" / name)
 
 
 class _ShardWriter:
     def __init__(self, task: ShardTask) -> None:
         self._task, self._base = task, task.base
-        self._files = RelationFiles(task.root)
+        self._storage = task.storage
+        self._files = RelationFiles(task.root, storage=task.storage)
         self._segments = list(task.base.shards[task.number].segments)
         self._hashed = task.base.code_kind == "xxhash64"
         self._replaces = task.operation in ("upsert", "delete")
@@ -99,12 +94,12 @@ class _ShardWriter:
         except BaseException:
             self._remove_new_files(keep=())
             raise
-        # What was merged again at once is named by no version.
+        # Segments that were written and then merged belong to no version.
         self._remove_new_files(keep=shard.segments)
         return shard
 
     def _with_rows_of(self, batches: Iterable[pa.RecordBatch]) -> list[Segment]:
-        """The parent's segments as the new rows leave them, and segments of the new rows."""
+        """Return the parent's segments with the deletions of this write, and segments of the new rows."""
         keyed = self._new_writer(is_keyed=True)
         keyless = self._new_writer(is_keyed=False)
         for batch in batches:
@@ -117,7 +112,7 @@ class _ShardWriter:
         return [*self._with_deletions(), *added]
 
     def _new_writer(self, is_keyed: bool) -> SegmentWriter:
-        writer = SegmentWriter(self._task.directory, uuid.uuid4().hex, self._base.schema, is_keyed)
+        writer = SegmentWriter(self._task.directory, uuid.uuid4().hex, self._base.schema, is_keyed, self._storage)
         self._writers.append(writer)
         return writer
 
@@ -128,10 +123,10 @@ class _ShardWriter:
                 writer.abandon()
         for name in self._bitmaps:
             if name not in kept:
-                (self._task.directory / name).unlink(missing_ok=True)
+                self._storage.delete(self._task.directory / name)
 
     def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64Array, pa.RecordBatch]:
-        """Rows with a key and their codes, and rows whose key has a NULL."""
+        """Split into rows with a key, their codes, and rows whose key has a NULL."""
         code = batch.column(CODE_COLUMN)
         rows = batch.drop_columns([CODE_COLUMN])
         if self._adds:
@@ -163,8 +158,8 @@ class _ShardWriter:
             writer.write(rows, codes)
 
     def _existing(self, rows: pa.RecordBatch, codes: Int64Array) -> Int64Array:
-        """Positions of the live rows that have one of these keys."""
-        # Each key once: rows of a key here times rows of it there could be more pairs than memory holds.
+        """Return the positions of live rows that have one of these keys."""
+        # Use each key once: the pairs of rows here and rows there could exceed the memory.
         rows, codes = self._distinct_keys(rows, codes)
         queries, positions = self._reader.lookup(codes)
         if self._hashed and len(positions):
@@ -179,7 +174,7 @@ class _ShardWriter:
             return rows, codes
         if not self._hashed:
             return rows, codes[is_first]
-        # Of rows that share a hash, those are left out whose key equals the one before: what stays is few.
+        # Of rows with equal hashes, drop those whose key equals the previous one. Few remain.
         keys = rows.select(list(self._base.key))
         repeats = np.flatnonzero(~is_first)
         same = keys_equal(keys.take(pa.array(repeats)).columns, keys.take(pa.array(repeats - 1)).columns)
@@ -189,7 +184,7 @@ class _ShardWriter:
     def _refuse_duplicate(self, rows: pa.RecordBatch, positions: Int64Array) -> None:
         example = _shown(self._reader.gather(positions[:1]))
         raise RelationError(
-            f"the key ({', '.join(self._base.key)}) was declared unique, and {len(positions)} or more appended rows "
+            f"the key ({', '.join(self._base.key)}) was declared unique, but {len(positions)} or more appended rows "
             f"have a key that the relation already has, such as {example}. Nothing was changed; use upsert to replace "
             "rows."
         )
@@ -197,7 +192,7 @@ class _ShardWriter:
     # ---------------------------------------------------------------- deletions
 
     def _with_deletions(self) -> list[Segment]:
-        """The parent's segments, with what this version deletes; those left without a row are dropped."""
+        """Return the parent's segments with the deletions of this version; segments without live rows are dropped."""
         positions = np.unique(np.concatenate(self._deleted)) if self._deleted else np.empty(0, np.int64)
         segments = []
         start = 0
@@ -224,8 +219,9 @@ class _ShardWriter:
             return replace(segment, deletions=Deletions("", count, ""))
         name = f"{segment.name}-{uuid.uuid4().hex[:12]}.deleted"
         self._bitmaps.append(name)
-        write_durably(self._task.directory / name, bitmap.tobytes())
-        sync_directory(self._task.directory)
+        with self._storage.open_new(self._task.directory / name) as file:
+            file.write(bitmap.tobytes())
+        self._storage.sync([self._task.directory / name, self._task.directory])
         fault_point("relation.deletions.durable")
         return replace(segment, deletions=Deletions(name, count, digest_of(bitmap)))
 
@@ -253,10 +249,10 @@ class _ShardWriter:
 
 
 def choose_merge(segments: list[Segment]) -> list[Segment]:
-    """The segments, all with keys or all without, that are due to be merged into one, in their order; often none.
+    """Return the segments to merge into one, in their order; often none. All have keys, or none has.
 
-    The smallest are merged, and with them each next larger one that is at most twice as large as all before it
-    together. So a row is rewritten about as often as its segment can double, not with every few small writes.
+    The smallest are merged, plus each next larger one that is at most twice as large as all before it together. A row
+    is therefore rewritten about as often as its segment doubles, not on every small write.
     """
     due = {s.name for s in segments if s.rows - s.live_rows > MAX_DELETED_FRACTION * s.rows}
     if len(segments) > MAX_SEGMENTS:
@@ -271,7 +267,7 @@ def choose_merge(segments: list[Segment]) -> list[Segment]:
 
 
 class _DuplicateKeys:
-    """Refuses the second row of a key among rows that come sorted by code."""
+    """Refuses a second row of the same key among rows sorted by code."""
 
     def __init__(self, base: Manifest) -> None:
         self._key, self._hashed = list(base.key), base.code_kind == "xxhash64"
@@ -294,7 +290,7 @@ class _DuplicateKeys:
         if not self._hashed:
             first = int(np.flatnonzero(same_as_before)[0])
             self._refuse(keys.slice(first, 1))
-        # Equal hashes need not be equal keys: compare the few keys that share one.
+        # Equal hashes do not imply equal keys: compare the few keys that share one.
         shares = same_as_before | np.append(same_as_before[1:], False)
         seen = set()
         for batch in [*self._last_keys, keys.filter(pa.array(shares))]:
@@ -305,19 +301,19 @@ class _DuplicateKeys:
 
     def _refuse(self, example: pa.RecordBatch) -> None:
         raise RelationError(
-            f"the key ({', '.join(self._key)}) was declared unique, and the data has more than one row for "
+            f"the key ({', '.join(self._key)}) was declared unique, but the data has more than one row for "
             f"{_shown(example)}. Nothing was changed; remove the duplicates, or declare unique=False."
         )
 
 
 def _comparable(keys: pa.RecordBatch) -> Iterator[tuple[object, ...]]:
-    """The keys as tuples that are equal when Spark calls the keys equal."""
+    """The keys as tuples that compare equal if the keys are equal in Spark."""
     return zip(*(_comparable_values(column) for column in keys.columns), strict=True)
 
 
 def _comparable_values(column: pa.Array) -> list[object]:
     if pa.types.is_timestamp(column.type):
-        column = column.view(pa.int64())  # Spark's calendar is longer than Python's
+        column = column.view(pa.int64())  # Spark's range of dates is larger than Python's
     elif pa.types.is_date32(column.type):
         column = column.view(pa.int32())
     if not pa.types.is_floating(column.type):
@@ -326,7 +322,7 @@ def _comparable_values(column: pa.Array) -> list[object]:
 
 
 def _shown(row: pa.RecordBatch) -> dict[str, object]:
-    """A row for a message; a moment outside Python's calendar is shown as Arrow writes it."""
+    """A row for a message; timestamps outside Python's range are formatted by Arrow."""
     shown = {}
     for name, column in zip(row.schema.names, row.columns, strict=True):
         try:

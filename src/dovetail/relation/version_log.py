@@ -1,18 +1,19 @@
-"""The versions of a relation: which exist, reading one, committing the next, removing old ones."""
+"""The versions of a relation: list, read, commit, vacuum."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.errors import RelationConflict, RelationCorrupt, RelationError, RelationNotFound
-from dovetail.faultpoints import fault_point
-from dovetail.relation.files import RelationFiles, create_exclusively, storage_errors, sync_directory
+from dovetail.core.errors import RelationConflict, RelationCorrupt, RelationError, RelationNotFound
+from dovetail.core.faultpoints import fault_point
 from dovetail.relation.format import FORMAT_VERSION, Manifest
-from dovetail.relation.verified import forget_marks
+from dovetail.relation.pins import pinned_versions
+from dovetail.storage.files import RelationFiles, storage_errors
+from dovetail.storage.verified import forget_marks
 
 MARKER = "RELATION"
+_LEAVING = ".leaving"
 
 
 @dataclass(frozen=True)
@@ -29,90 +30,141 @@ class VersionLog:
 
     def __init__(self, files: RelationFiles) -> None:
         self._files = files
+        self._storage = files.storage
 
     def numbers(self) -> list[int]:
-        """The versions that exist, oldest first."""
-        names = self._files.names("versions")
-        return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+        """The existing versions, oldest first."""
+        return _numbered(self._files.names("versions"), ".json")
 
     def read(self, version: int | None = None) -> Manifest:
-        """One version, by default the newest."""
-        numbers = self.numbers()
-        if not numbers:
-            raise RelationNotFound(self._why_none())
-        if version is None:
-            version = numbers[-1]
-        if version not in numbers:
+        """Read one version, by default the latest."""
+        while True:
+            numbers = self.numbers()
+            if not numbers:
+                raise RelationNotFound(self._why_none())
+            wanted = numbers[-1] if version is None else version
+            # A vacuum may rename it, and back, while it is looked for.
+            is_there = wanted in numbers or wanted in self._leaving() or wanted in self.numbers()
+            found = self._find(wanted) if is_there else None
+            if found is not None:
+                return found
+            if version is None and self.numbers() not in ([], numbers):
+                continue  # while this one was looked for, it was replaced and vacuumed
             raise RelationNotFound(
                 f"{self._files.root} has no version {version!r}: it has {', '.join(map(str, numbers))}. A version that "
                 "was vacuumed cannot be opened again."
             )
-        name = _name(version)
-        return Manifest.from_json(self._files.read(name).decode(errors="replace"), self._files.path(name))
+
+    def _find(self, version: int) -> Manifest | None:
+        for name in (_name(version), _leaving_name(version), _name(version)):
+            with suppress(RelationNotFound):
+                return Manifest.from_json(self._files.read(name).decode(errors="replace"), self._files.path(name))
+        return None
 
     def _why_none(self) -> str:
         root = self._files.root
-        if self._files.size("") is None:
+        local = self._files.local
+        if local is not None and self._storage.size(local) is not None:
+            return (
+                f"{root} is a file, not a relation. Build a relation from its rows, by Relation.build or by "
+                "dovetail relation build."
+            )
+        if not self._files.exists():
             return f"{root} does not exist. Build the relation first, or check the path."
+        if local is not None and not self._storage.names(local):
+            return f"{root} is empty. Build the relation first, or check the path."
         if self._files.size(MARKER) is None:
-            return f"{root} is not a relation: it holds something else. Check the path."
+            return f"{root} is not a relation: it contains other files. Check the path."
         return f"{root} has no complete version: its first build did not finish. Build it again."
 
     def commit(self, root: Path, manifest: Manifest) -> None:
-        """Make ``manifest`` the newest version, or fail because somebody else committed first."""
+        """Commit ``manifest`` as the latest version, or fail if another writer committed first."""
         fault_point("relation.manifest.before")
         path = root / _name(manifest.version)
         self._require_files(manifest)
         try:
             with storage_errors(root):
-                create_exclusively(path, manifest.to_json())
+                # Shards write into directories that another process may have made, and not flushed.
+                self._storage.sync([root / "data"])
+                self._storage.create(path, manifest.to_json().encode(), "relation.manifest.linked")
         except FileExistsError:
             raise RelationConflict(
-                f"another writer committed version {manifest.version} of {root} first. Nothing of this "
-                f"{manifest.operation} was kept; open the newest version and try again."
+                f"Another writer committed version {manifest.version} of {root} first. Nothing of this "
+                f"{manifest.operation} was kept; open the latest version and try again."
             ) from None
         except RelationError as error:
-            if not path.exists():
+            if not self._storage.exists(path):
                 raise
             raise RelationError(
-                f"version {manifest.version} of {root} was written, but the disk failed before it was certain to "
-                f"outlast a power cut ({error}). Look whether it is there before trying again."
+                f"Version {manifest.version} of {root} was written, but the disk failed before it was durable "
+                f"({error}). Check whether the version exists before trying again."
             ) from None
         fault_point("relation.manifest.after")
 
     def _require_files(self, manifest: Manifest) -> None:
-        """Refuse to commit what a vacuum on another host has taken for leftovers: no lock reaches that far."""
+        """Refuse to commit if a vacuum on another host removed the new files: the lock does not reach other hosts."""
         gone = [name for name in manifest.data_files() if self._files.size(f"data/{name}") is None]
         if gone:
             raise RelationConflict(
-                f"{self._files.path('data')}/{gone[0]} is gone: a vacuum ran on another host during this "
-                f"{manifest.operation}. Nothing was changed; try again, and run vacuums where the writer runs."
+                f"{self._files.path('data')}/{gone[0]} no longer exists: a vacuum ran on another host during this "
+                f"{manifest.operation}. Nothing was changed; try again, and run vacuums on the host of the writer."
             )
 
-    def vacuum(self, root: Path, keep: int) -> VacuumReport:
-        """Remove all but the newest ``keep`` versions, and every data file that no kept version names."""
+    def vacuum(self, root: Path, keep: int, also: Collection[int] = ()) -> VacuumReport:
+        """Remove all versions but the newest ``keep``, those in ``also`` and pinned ones, and files of no version."""
+        self._bring_back(root, self._leaving())  # a vacuum was killed
         numbers = self.numbers()
-        old = numbers[:-keep]
-        kept = [self.read(number) for number in numbers[-keep:]]
+        wanted = {*numbers[-keep:], *also, *pinned_versions(root, self._storage)}
+        kept = [self.read(number) for number in numbers if number in wanted]
+        old = [number for number in numbers if number not in wanted]
+        for number in old:
+            self._storage.rename(root / _name(number), root / _leaving_name(number))
+            fault_point("relation.vacuum.leaving")
+        # Whoever has pinned a version since then, and still found it, has it.
+        pinned = sorted(self._pinned_meanwhile(root).intersection(old))
+        self._bring_back(root, pinned)
+        kept += [self.read(number) for number in pinned]
+        old = [number for number in old if number not in pinned]
         forgotten = self._digests(old) - _digests_of(kept)
         for number in old:
-            (root / _name(number)).unlink()
+            self._storage.delete(root / _leaving_name(number))
             fault_point("relation.vacuum.manifest")
-        sync_directory(root / "versions")
-        for draft in (root / "versions").glob(".*"):
-            draft.unlink()
+        # Before any file goes: a power cut must not bring back a version without its files.
+        self._storage.sync([root / "versions"])
+        for name in self._storage.names(root / "versions"):
+            if name.startswith("."):
+                self._storage.delete(root / "versions" / name)
         named = _named(kept)
-        removed = [file for file in _data_files(root) if file not in named]
+        removed = [file for file in self._data_files(root) if file not in named]
         size = 0
         for file in removed:
-            size += (root / "data" / file).stat().st_size
-            (root / "data" / file).unlink()
+            size += self._storage.size(root / "data" / file) or 0
+            self._storage.delete(root / "data" / file)
             fault_point("relation.vacuum.file")
         forget_marks(forgotten)
         return VacuumReport(tuple(old), len(removed), size)
 
+    def _pinned_meanwhile(self, root: Path) -> set[int]:
+        return pinned_versions(root, self._storage)
+
+    def _leaving(self) -> list[int]:
+        """The versions that a vacuum is about to remove. They can be opened, but nobody begins to use them."""
+        return _numbered(self._files.names("versions"), _LEAVING)
+
+    def _bring_back(self, root: Path, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._storage.exists(root / _name(number)):
+                # A power cut has left both names. Of two names of one file, a rename removes none.
+                self._storage.delete(root / _leaving_name(number))
+            else:
+                self._storage.rename(root / _leaving_name(number), root / _name(number))
+
+    def _data_files(self, root: Path) -> list[str]:
+        directories = self._storage.names(root / "data")
+        return [f"{shard}/{file}" for shard in directories for file in self._storage.names(root / "data" / shard)]
+
     def _digests(self, versions: Sequence[int]) -> set[str]:
-        """The index digests of the segments of versions; a manifest that cannot be read tells none."""
+        """The index digests of the segments of these versions; none for a manifest that cannot be read."""
         found: set[str] = set()
         for version in versions:
             with suppress(RelationCorrupt):
@@ -121,42 +173,52 @@ class VersionLog:
 
 
 def prepare(files: RelationFiles) -> None:
-    """Make a directory and mark it as a relation.
+    """Create a directory and mark it as a relation.
 
-    The mark is the first thing in it: a build that is killed later leaves a directory that can be built in again.
+    The marker is written first, so that a build can be repeated in the directory of a killed build.
     """
-    root = files.writable()
+    root, storage = files.writable(), files.storage
     with storage_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            storage.make_directory(root)
+        except FileExistsError:
+            raise _not_a_directory(root) from None
         fault_point("relation.directory.made")
-        marker = root / MARKER
-        if not marker.exists():
-            marker.write_text(f"A Dovetail relation, format {FORMAT_VERSION}. Open it with dovetail.Relation.open.\n")
-            sync_directory(root)
-            sync_directory(root.parent)
+        # No draft: in a directory that has anything but a marker, nobody could build again.
+        with suppress(FileExistsError), storage.open_new(root / MARKER) as marker:
+            marker.write(
+                f"A Dovetail relation, format {FORMAT_VERSION}. Open it with dovetail.Relation.open.\n".encode()
+            )
+        # Before anything else is there, for the same reason; also if another process has made the marker.
+        storage.sync([root])
         fault_point("relation.directory.marked")
 
 
 def check_is_free(files: RelationFiles) -> None:
-    """Refuse to build where something that is not a relation lies."""
+    """Refuse to build in a directory that contains anything but a relation."""
     root = files.writable()
-    if not os.path.lexists(root):
-        return
-    if not root.is_dir():
-        raise RelationError(f"{root} is a file, not a directory: choose another path.")
-    if any(root.iterdir()) and not (root / MARKER).exists():
-        raise RelationError(
-            f"{root} holds something that is not a relation, and would be mixed up with it: choose an empty or new "
-            "directory."
-        )
+    if files.storage.size(root) is not None:
+        raise _not_a_directory(root)
+    names = files.storage.names(root)
+    if names and MARKER not in names:
+        raise RelationError(f"{root} contains files that are not part of a relation: choose an empty or new directory.")
+
+
+def _not_a_directory(root: Path) -> RelationError:
+    return RelationError(f"{root} is a file, not a directory: choose another path.")
 
 
 def _name(version: int) -> str:
     return f"versions/{version:08d}.json"
 
 
-def _data_files(root: Path) -> list[str]:
-    return [f"{file.parent.name}/{file.name}" for file in (root / "data").glob("*/*")]
+def _leaving_name(version: int) -> str:
+    return f"versions/{version:08d}{_LEAVING}"
+
+
+def _numbered(names: Iterable[str], ending: str) -> list[int]:
+    numbers = (name.removesuffix(ending) for name in names if name.endswith(ending))
+    return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def _digests_of(manifests: Sequence[Manifest]) -> set[str]:
