@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from dovetail.model.access import CachedIndexModel
-from dovetail.model.balanced import BalancedModel
-from dovetail.model.costs import CostFactors, LoopCost
-from dovetail.model.hybrid import HybridModel
-from dovetail.model.inl import IndexNestedLoopModel
-from dovetail.model.mesh import MeshModel
-from dovetail.model.profile import JoinProfile
-from dovetail.model.search import maximise, maximise_integer
+from dovetail.costs.access import CachedIndexModel
+from dovetail.costs.balanced import BalancedModel
+from dovetail.costs.costs import CostFactors, LoopCost
+from dovetail.costs.hybrid import HybridModel
+from dovetail.costs.inl import IndexNestedLoopModel
+from dovetail.costs.mesh import MeshModel
+from dovetail.costs.profile import JoinProfile
+from dovetail.costs.search import maximise, maximise_integer
 
 _POOL_PAGE_BYTES = 8192
 _MOST_BLOCKS = 1 << 15
-# Around its maximum the rate is flat: a split that is off by this much costs nothing that could be measured.
+# The rate is flat around its maximum: an error of this size in the split is not measurable.
 _SPLIT_PRECISION = 1e-3
-# Above what any machine holds: asks what no memory could improve.
+# More than any machine has: the best rate that no memory could improve.
 UNLIMITED_BYTES = 2.0**60
 
 
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Tuner(ABC):
-    """The part of tuning in which strategies differ."""
+    """The part of tuning that differs between strategies."""
 
     profile: JoinProfile
     factors: CostFactors
@@ -57,11 +57,10 @@ class Tuner(ABC):
     is_staircase: ClassVar[bool] = False
 
     def with_factors(self, factors: CostFactors) -> Self:
-        """The same tuner on another machine."""
         return replace(self, factors=factors)
 
     def block_rows_range(self) -> tuple[int, int]:
-        """Block sizes that make sense, inclusive."""
+        """The block sizes to consider, inclusive."""
         return 1, self.profile.relation_rows
 
     @abstractmethod
@@ -74,7 +73,7 @@ class Tuner(ABC):
 
     @abstractmethod
     def minimum_bytes(self, block_rows: int) -> int:
-        """The least budget for which `for_budget` finds a setting."""
+        """The smallest budget for which `for_budget` finds a setting."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class MeshTuner(Tuner):
 class HybridTuner(Tuner):
     def block_rows_range(self) -> tuple[int, int]:
         low, high = super().block_rows_range()
-        # Blocks of known popularity are looked at one by one: below a few rows there would be millions.
+        # Blocks of known popularity are evaluated one by one: below a few rows there would be millions.
         return (low if self.profile.storage_curve is None else max(low, high // _MOST_BLOCKS)), high
 
     def for_budget(self, block_rows: int, budget_bytes: float) -> Setting | None:
@@ -148,7 +147,7 @@ class BalancedTuner(Tuner):
         candidates = []
         if profile.relation_rows * profile.cache_entry_bytes <= budget_bytes:
             candidates.append(self._setting(block_rows, profile.relation_rows, 0))
-        # What is left beside the block buffer and a window of one tuple per step.
+        # What remains besides the block buffer and a window of one tuple per step.
         window_bytes = profile.blocks(block_rows) * profile.window_entry_bytes
         rest = budget_bytes - block_rows * profile.relation_row_bytes - window_bytes
         most_cached = min(rest / profile.cache_entry_bytes, profile.relation_rows - 1)
@@ -160,7 +159,7 @@ class BalancedTuner(Tuner):
         if most_cached >= 0:
             cached = maximise(rate, 0.0, most_cached, precision=_SPLIT_PRECISION)
             disk_tuples = max(1, math.floor(model.disk_tuples_for_budget(block_rows, cached, budget_bytes)))
-            # What rounding the chunk down leaves over is the cache's.
+            # The remainder of rounding the chunk down goes to the cache.
             left = rest - (disk_tuples - 1) * window_bytes
             full = min(math.floor(left / profile.cache_entry_bytes), profile.relation_rows - 1)
             candidates.append(self._setting(block_rows, max(math.floor(cached), full), disk_tuples))
@@ -176,7 +175,7 @@ class BalancedTuner(Tuner):
                 return math.inf
             return sum(model.memory(block_rows, cached_rows, disk_tuples).values())
 
-        # From 1 upwards, because the search is over logarithms; no cache at all is the case of one row less.
+        # Starts at 1, because the search is over logarithms; no cache is represented by 1.
         cached = (
             maximise_integer(lambda rows: -memory(rows - 1), 1, profile.relation_rows + 1, precision=_SPLIT_PRECISION)
             - 1
@@ -186,7 +185,7 @@ class BalancedTuner(Tuner):
             return None
         if cached >= profile.relation_rows:
             return self._setting(block_rows, cached, 0)
-        # A chunk is a whole number; the cache makes up for what rounding takes off or adds.
+        # A chunk is an integer; the cache size compensates for rounding.
         candidates = [
             self._setting(block_rows, least_cached, chunk)
             for chunk in {max(1, math.floor(disk_tuples)), max(1, math.ceil(disk_tuples))}
@@ -195,7 +194,7 @@ class BalancedTuner(Tuner):
         return min(candidates, key=lambda setting: setting.total_bytes, default=None)
 
     def _least_cached(self, block_rows: int, disk_tuples: int, rate: float) -> int | None:
-        """The fewest cached rows, short of all, with which chunks of this size serve the rate."""
+        """The smallest number of cached rows, less than all, with which chunks of this size serve the rate."""
         model = BalancedModel(self.profile, self.factors)
         rows = range(self.profile.relation_rows)
         found = bisect_left(rows, rate, key=lambda cached: model.loop(block_rows, cached, disk_tuples).service_rate)
@@ -307,9 +306,8 @@ class IndexNestedLoopTuner(Tuner):
 
 
 def least(function: Callable[[float], float], target: float, most: float = 1e15) -> float:
-    """The least number from 1 to `most`, to 1 in 1000, at which an increasing function reaches the target.
-
-    Infinity if it never does.
+    """The smallest number from 1 to `most`, to 1 in 1000, at which an increasing function reaches the target, or
+    infinity.
     """
     if function(1.0) >= target:
         return 1.0

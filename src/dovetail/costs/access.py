@@ -1,22 +1,16 @@
-"""Reading R by index: what it costs to serve all that waits, and a cache in front of that."""
+"""Reading R by index: the cost of serving all waiting tuples, and of a cache in front of it."""
 
 import math
 from dataclasses import dataclass
 
-from dovetail.model.costs import CostFactors, LoopCost
-from dovetail.model.profile import JoinProfile
+from dovetail.costs.costs import CostFactors, LoopCost
+from dovetail.costs.profile import JoinProfile
 
 __all__ = ["CachedIndexModel", "expected_blocks", "index_cost"]
 
 
 def expected_blocks(waiting_tuples: float, blocks: int) -> float:
-    """Expected number of different blocks that so many tuples ask for, all blocks being equally likely.
-
-    Examples
-    --------
-    >>> round(expected_blocks(1, 100), 1), round(expected_blocks(100, 100), 1)
-    (1.0, 63.4)
-    """
+    """Expected number of distinct blocks that contain the matches of the tuples, if all blocks are equally likely."""
     if blocks <= 1:
         return min(1.0, waiting_tuples)
     return -blocks * math.expm1(waiting_tuples * math.log1p(-1.0 / blocks))
@@ -30,23 +24,10 @@ def index_cost(
     block_rows: int,
     blocks_asked: float | None = None,
 ) -> LoopCost:
-    """Cost of serving everything that waits by visiting, in ascending order, the blocks that it asks for.
+    """Cost of serving all waiting tuples by visiting the blocks with matches in ascending order.
 
-    A block next to the last one read needs no seek, so that the cost goes over into a scan's as more tuples
-    wait.
-
-    Parameters
-    ----------
-    blocks_asked
-        Different blocks that hold a match, where known; otherwise what `expected_blocks` says.
-
-    Examples
-    --------
-    A thousand tuples ask for nearly as many of the 35 000 blocks, at 8 ms each.
-
-    >>> profile, factors = JoinProfile.declared(relation_rows=3_500_000), CostFactors.of_papers()
-    >>> round(index_cost(waiting_tuples=1000, profile=profile, factors=factors, block_rows=100).seconds, 1)
-    7.9
+    A block next to the previous one needs no seek, so the cost approaches that of a scan as more tuples wait.
+    ``blocks_asked`` is the number of distinct blocks with a match; by default that of `expected_blocks`.
     """
     blocks = profile.blocks(block_rows)
     visited = expected_blocks(waiting_tuples, blocks) if blocks_asked is None else blocks_asked
@@ -68,12 +49,10 @@ def index_cost(
 
 @dataclass(frozen=True)
 class CachedIndexModel:
-    """A cache as in SSBJ, and behind it a window that is filled, then served by the index.
+    """A cache as in SSBJ, and a window for the rest, which is filled and then served by the index.
 
-    Blocks are taken as equally likely: what made some of them hot is in the cache.
+    Blocks are assumed to be equally likely: the rows that make some of them hot are in the cache.
 
-    Examples
-    --------
     >>> profile = JoinProfile.declared(relation_rows=100_000, hit_curve=lambda rows: min(1.0, rows / 1e5) ** 0.5)
     >>> model = CachedIndexModel(profile, CostFactors.of_papers())
     >>> cost = model.loop(block_rows=1000, cached_rows=25_000, window_tuples=200)
@@ -85,7 +64,7 @@ class CachedIndexModel:
     factors: CostFactors
 
     def memory(self, block_rows: int, cached_rows: float, window_tuples: float) -> dict[str, float]:
-        """Bytes by component."""
+        """Bytes per component."""
         return {
             "block_buffer": block_rows * self.profile.relation_row_bytes,
             "cache": cached_rows * self.profile.cache_entry_bytes,

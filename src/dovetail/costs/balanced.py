@@ -1,19 +1,18 @@
-"""SSBJ's cost model (Naeem, Weber, Lutteroth, 2018, sections 3 and 3.2), and the best split that it allows.
+"""SSBJ's cost model (Naeem, Weber, Lutteroth, 2018, sections 3 and 3.2), and the best split of memory.
 
-The functions are the paper's equations. `BalancedModel` applies them in a steady state, with two differences
-that make them true of a running operator: a stream tuple that the cache does not serve has been looked up
-there too (the paper charges only the w_N that it serves), and no row is being switched into the cache (the
-paper charges c_B for every row of every block). Its equation (6) puts the memory, in bytes, where equation
-(5) has stream tuples; it is left out.
+The functions are the paper's equations. `BalancedModel` applies them in a steady state, with two corrections for a
+running operator: a stream tuple that misses the cache has been looked up there too (the paper charges only the w_N
+hits), and no rows are being switched into the cache (the paper charges c_B for every row of every block). Equation (6)
+is left out: it has memory in bytes where equation (5) has stream tuples.
 """
 
 import math
 from dataclasses import dataclass
 
-from dovetail.model.costs import CostFactors, LoopCost
-from dovetail.model.mesh import solve_chunk
-from dovetail.model.profile import HitCurve, JoinProfile
-from dovetail.model.search import maximise
+from dovetail.costs.costs import CostFactors, LoopCost
+from dovetail.costs.mesh import solve_chunk
+from dovetail.costs.profile import HitCurve, JoinProfile
+from dovetail.costs.search import maximise
 
 __all__ = [
     "BalancedModel",
@@ -27,17 +26,7 @@ __all__ = [
 def is_better_cached(
     *, relation_rows: float, row_bytes: float, stream_tuples_per_cycle: float, tuple_bytes: float
 ) -> bool:
-    """Theorem 2, the cache inequality: m v_R < n v_S.
-
-    Examples
-    --------
-    Three waiting requests for a part: worth caching two suppliers, not four (the paper's figure 3).
-
-    >>> is_better_cached(relation_rows=2, row_bytes=20, stream_tuples_per_cycle=3, tuple_bytes=20)
-    True
-    >>> is_better_cached(relation_rows=4, row_bytes=20, stream_tuples_per_cycle=3, tuple_bytes=20)
-    False
-    """
+    """Theorem 2, the cache inequality: m v_R < n v_S."""
     return relation_rows * row_bytes < stream_tuples_per_cycle * tuple_bytes
 
 
@@ -54,16 +43,7 @@ def memory_components(
 ) -> dict[str, float]:
     """Equation (1): M = (b + h_R f) v_R + w_S (R_t / b) (v_P + f v_S), by component.
 
-    Parameters
-    ----------
-    disk_tuples
-        w_S: stream tuples that an iteration passes on to the disk phase.
-
-    Examples
-    --------
-    >>> memory_components(disk_tuples=10, block_rows=100, cached_rows=50, relation_rows=1000,
-    ...                   relation_row_bytes=120, stream_tuple_bytes=20, pointer_bytes=4, fudge=1.5)
-    {'block_buffer': 12000, 'cache': 9000.0, 'window': 3400.0}
+    ``disk_tuples`` is w_S: stream tuples per iteration that go to the disk phase.
     """
     window_tuples = disk_tuples * relation_rows / block_rows
     return {
@@ -88,23 +68,9 @@ def loop_cost(
 ) -> LoopCost:
     """Equation (2): c_loop = c_I/O(b) + b (c_H + c_B) + w_N (c_S + c_H + c_O) + w_S (c_E + c_S + c_A + c_O).
 
-    Parameters
-    ----------
-    cache_tuples, disk_tuples
-        w_N and w_S: stream tuples served by the cache and by the disk phase.
-    switched_share
-        Share of the block's rows that is switched into the cache; the paper has all of them.
-    charges_misses
-        Whether the disk phase's tuples are charged their lookup in the cache; the paper does not.
-
-    Examples
-    --------
-    >>> factors = CostFactors.of_papers(probe_s=1e-7, output_s=1e-7, expire_s=1e-7, stream_read_s=1e-7,
-    ...                                 append_s=1e-7, switch_s=1e-7)
-    >>> cost = loop_cost(cache_tuples=3000, disk_tuples=1000, block_rows=10_000, relation_row_bytes=120,
-    ...                  window_tuples=350_000, cached_rows=35_000, factors=factors)
-    >>> round(cost.disk_seconds, 4), round(cost.cpu_seconds, 4), round(cost.service_rate)
-    (0.02, 0.0033, 171674)
+    ``cache_tuples`` and ``disk_tuples`` are w_N and w_S: stream tuples served by the cache and by the disk phase.
+    ``switched_share`` is the fraction of the block's rows switched into the cache; all of them in the paper. With
+    ``charges_misses`` tuples of the disk phase are charged for their lookup in the cache; in the paper they are not.
     """
     looked_up = cache_tuples + (disk_tuples if charges_misses else 0.0)
     stream_tuples = cache_tuples + disk_tuples
@@ -125,29 +91,11 @@ def loop_cost(
 
 
 def optimal_cache_share(*, budget_bytes: float, cache_entry_bytes: float, hit_curve: HitCurve) -> tuple[float, float]:
-    """The share a of the memory that the cache should have, and the gain over MESHJOIN: (1 - a) / (1 - h(a)).
+    """The optimal fraction a of the memory for the cache, and the gain over MESHJOIN: (1 - a) / (1 - h(a)).
 
-    With the disk as the limit, MESHJOIN serves in proportion to its window; a cache takes the share a of the
-    memory from the window and the share h(a) of the tuples off the disk. No split can gain more, whatever the
-    algorithm that finds it.
-
-    Returns
-    -------
-    tuple of float
-        a, and the gain; (1.0, infinity) where a cache can hold everything that the stream asks for.
-
-    Examples
-    --------
-    1 %, 5 % and 10 % of the papers' relation at exponent 1.
-
-    >>> from dovetail.workloads import Zipf
-    >>> curve = Zipf(3_500_000, exponent=1.0).hit_curve()
-    >>> for budget in (4.2e6, 21e6, 42e6):
-    ...     share, gain = optimal_cache_share(budget_bytes=budget, cache_entry_bytes=120, hit_curve=curve)
-    ...     print(f"{share:.2f} {gain:.2f}")
-    0.13 2.05
-    0.17 2.72
-    0.20 3.20
+    If the disk is the bottleneck, MESHJOIN's rate is proportional to its window. A cache takes the fraction a of the
+    memory from the window, and the fraction h(a) of the tuples off the disk. No split can gain more, whatever the
+    algorithm. (1.0, infinity) if the cache can hold everything that the stream requests.
     """
 
     def gain(share: float) -> float:
@@ -160,13 +108,10 @@ def optimal_cache_share(*, budget_bytes: float, cache_entry_bytes: float, hit_cu
 
 @dataclass(frozen=True)
 class BalancedModel:
-    """Equations (1) to (3) in a steady state, for blocks of b rows, a cache of h_R rows, and w_S tuples to
-    disk.
+    """Equations (1) to (3) in a steady state: blocks of b rows, a cache of h_R rows, w_S tuples per iteration to disk.
 
     A cache that holds all of R leaves nothing to the disk phase, and no block buffer is needed (theorem 3).
 
-    Examples
-    --------
     >>> profile = JoinProfile.declared(relation_rows=1000, hit_curve=lambda rows: min(1.0, (rows / 1000) ** 0.5))
     >>> model = BalancedModel(profile, CostFactors.of_papers())
     >>> model.memory(block_rows=100, cached_rows=250, disk_tuples=4)
@@ -179,7 +124,7 @@ class BalancedModel:
     factors: CostFactors
 
     def memory(self, block_rows: int, cached_rows: float, disk_tuples: float) -> dict[str, float]:
-        """Bytes by component."""
+        """Bytes per component."""
         profile = self.profile
         if cached_rows >= profile.relation_rows:
             return {
@@ -226,13 +171,13 @@ class BalancedModel:
         )
 
     def disk_tuples_for_budget(self, block_rows: int, cached_rows: float, budget_bytes: float) -> float:
-        """The largest w_S within the budget beside block buffer and cache; 0 if there is none."""
+        """The largest w_S within the budget, next to block buffer and cache; 0 if there is none."""
         fixed = sum(self.memory(block_rows, cached_rows, 0.0).values())
         per_tuple = self.profile.blocks(block_rows) * self.profile.window_entry_bytes
         return max(0.0, (budget_bytes - fixed) / per_tuple)
 
     def disk_tuples_for_rate(self, block_rows: int, cached_rows: float, rate: float) -> float:
-        """The least w_S with which `rate` tuples per second are served; infinite if there is none."""
+        """The smallest w_S that serves `rate` tuples per second; infinite if there is none."""
         misses = 1.0 - self.profile.hit_ratio(cached_rows)
         if misses <= 0.0:
             return 0.0 if self.loop(block_rows, cached_rows, 0.0).service_rate >= rate else math.inf

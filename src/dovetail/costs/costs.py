@@ -1,6 +1,6 @@
-"""What the elementary operations cost: the factors that the papers' cost models multiply.
+"""Cost factors: the cost of elementary operations, which the papers' cost models multiply.
 
-All costs are seconds, all sizes bytes. The table gives our names for the papers' symbols.
+All costs are in seconds, all sizes in bytes. The table maps our names to the papers' symbols.
 
 =====================  =========  ================================================================
 field                  symbol     cost of
@@ -8,22 +8,23 @@ field                  symbol     cost of
 `read_seconds(n)`      c_I/O      reading a block of n bytes: call + seek, if any, + n / bandwidth
 `probe_s`              c_H        looking up one relation row in the window (H, H_S)
 `cache_probe_s`        c_H        looking up one stream tuple in the cache (H_R)
-`output_s`             c_O        making one result tuple
+`output_s`             c_O        creating one result tuple
 `expire_s`             c_E        removing the oldest tuple from window and queue (MESHJOIN, SSBJ)
 `remove_s`             c_E        removing one tuple from their middle (HYBRIDJOIN)
 `stream_read_s`        c_S        reading one tuple from the stream buffer
 `append_s`             c_A        adding one tuple to window and queue
 `switch_s`             c_B        switching one relation row into the cache
 `lookup_s`             (ours)     finding one code's rows in the index
+`lookup_call_s`        (ours)     looking up a batch of codes, whatever it holds
 `gather_s`             (ours)     fetching one relation row at a known position, its page in memory
-`step_s`               (ours)     starting one iteration, whatever it does
+`step_s`               (ours)     starting one iteration
 `index_step_s`         (ours)     the same for one that finds its block by the index (HYBRIDJOIN)
 =====================  =========  ================================================================
 
-The papers take the last four as nothing and c_H as one number; MESHJOIN's table 1 does say that c_H belongs
-to "a hash table of size w N_R / b", so costs that depend on a table's size are a `Curve` over its entries. c_E is
-one symbol for two things: tuples that leave by age lie next to each other, those of a block's codes lie anywhere, and
-so do the places that they leave to the next to come, which `remove_s` includes.
+The papers assume zero for the last five and a single number for c_H. But MESHJOIN's table 1 defines c_H for "a hash
+table of size w N_R / b", so costs that depend on the size of a table are a `Curve` over its entries. c_E is one symbol
+for two costs: tuples that leave by age are adjacent, while those of a block's codes are scattered, and so are the
+positions they free for later tuples. `remove_s` includes that.
 """
 
 import math
@@ -33,7 +34,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["PAPER_DISK_BANDWIDTH_BYTES_PER_S", "PAPER_DISK_SEEK_S", "CostFactors", "Curve", "LoopCost"]
 
@@ -46,52 +47,31 @@ FIXED_TERMS = frozenset({"read", "probe", "switch", "lookup", "step"})
 
 @dataclass(frozen=True)
 class Curve:
-    """A cost measured at a few table sizes, interpolated between them on a logarithmic axis of sizes.
+    """A cost measured at several table sizes, interpolated on a logarithmic axis of sizes.
 
-    Below the smallest size and above the largest, the cost stays what it is there.
+    Below the smallest and above the largest size, the cost is constant.
 
-    Parameters
-    ----------
-    points
-        Pairs of (entries, seconds), entries positive and increasing. One pair makes a constant.
-
-    Examples
-    --------
     >>> probe = Curve(((1_000, 10e-9), (100_000, 30e-9)))
     >>> [round(probe.at(entries) * 1e9) for entries in (0, 1_000, 10_000, 100_000, 10**9)]
     [10, 10, 20, 30, 30]
-    >>> Curve.constant(5e-9).at(123)
-    5e-09
     """
 
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[float, float], ...]  # (entries, seconds), entries positive and increasing
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
         if not sizes or sizes[0] <= 0 or any(a >= b for a, b in pairwise(sizes)):
             raise PlanError(f"A cost curve needs positive, increasing table sizes, not {sizes}.")
         if any(not (math.isfinite(cost) and cost >= 0.0) for _, cost in self.points):
-            raise PlanError(f"A cost is a number of seconds from 0 upwards; the curve is {self.points}.")
+            raise PlanError(f"A cost must be a number of seconds from 0 upwards; the curve is {self.points}.")
 
     @classmethod
     def constant(cls, seconds: float) -> Self:
-        """Make a cost that does not depend on the size.
-
-        Examples
-        --------
-        >>> Curve.constant(1e-9).points
-        ((1.0, 1e-09),)
-        """
+        """A cost that does not depend on the size."""
         return cls(((1.0, float(seconds)),))
 
     def at(self, entries: float) -> float:
-        """Cost per operation on a table of this many entries.
-
-        Examples
-        --------
-        >>> Curve(((10, 1.0), (1000, 2.0))).at(100)
-        1.5
-        """
+        """Cost per operation on a table of `entries` entries."""
         points = self.points
         after = bisect_right(points, entries, key=lambda point: point[0])
         if after == 0:
@@ -103,13 +83,6 @@ class Curve:
         return low_cost + share * (high_cost - low_cost)
 
     def scaled(self, factor: float) -> Self:
-        """Multiply the cost at every size.
-
-        Examples
-        --------
-        >>> Curve.constant(2.0).scaled(0.5).at(1)
-        1.0
-        """
         return type(self)(tuple((size, cost * factor) for size, cost in self.points))
 
 
@@ -118,18 +91,7 @@ _ZERO = Curve.constant(0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class CostFactors:
-    """The cost factors of one machine and one disk; see the module's table for the papers' symbols.
-
-    Examples
-    --------
-    A disk of the papers' day reads a block of 480 kB in 8 ms, and seeks as long.
-
-    >>> factors = CostFactors.of_papers(probe_s=50e-9, output_s=100e-9, append_s=200e-9, expire_s=150e-9)
-    >>> factors.read_seconds(480_000, sequential=True), factors.read_seconds(480_000, sequential=False)
-    (0.008, 0.016)
-    >>> factors.with_disk(seek_s=0.0, bandwidth_bytes_per_s=1e9).read_seconds(480_000, sequential=False)
-    0.00048
-    """
+    """The cost factors of one machine and one disk; see the module's table for the papers' symbols."""
 
     seek_s: float
     bandwidth_bytes_per_s: float
@@ -143,6 +105,7 @@ class CostFactors:
     append_s: Curve = _ZERO
     switch_s: float = 0.0
     lookup_s: float = 0.0
+    lookup_call_s: float = 0.0
     gather_s: float = 0.0
     step_s: float = 0.0
     index_step_s: float = 0.0
@@ -153,9 +116,9 @@ class CostFactors:
             if isinstance(value, Curve):
                 continue
             if not (math.isfinite(value) and value >= 0.0):
-                raise PlanError(f"{field.name}={value}: a cost factor is a finite number from 0 upwards.")
+                raise PlanError(f"{field.name}={value}: a cost factor must be a finite number from 0 upwards.")
         if self.bandwidth_bytes_per_s == 0.0:
-            raise PlanError("bandwidth_bytes_per_s=0: nothing could ever be read.")
+            raise PlanError("bandwidth_bytes_per_s=0: the bandwidth must be above 0.")
 
     @classmethod
     def of_papers(
@@ -170,13 +133,7 @@ class CostFactors:
         append_s: float = 0.0,
         switch_s: float = 0.0,
     ) -> Self:
-        """Make factors as the papers have them: one number per symbol, one c_H for both tables, one c_E.
-
-        Examples
-        --------
-        >>> CostFactors.of_papers(probe_s=1e-7).cache_probe_s.at(10**6)
-        1e-07
-        """
+        """Factors as in the papers: one number per symbol, one c_H for both tables, one c_E."""
         return cls(
             seek_s=seek_s,
             bandwidth_bytes_per_s=bandwidth_bytes_per_s,
@@ -191,36 +148,16 @@ class CostFactors:
         )
 
     def read_seconds(self, size_bytes: float, *, sequential: bool) -> float:
-        """c_I/O: time to read a block; a sequential read continues where the last one ended.
-
-        Examples
-        --------
-        >>> CostFactors(seek_s=1.0, bandwidth_bytes_per_s=10.0).read_seconds(20, sequential=False)
-        3.0
-        """
+        """c_I/O: time to read a block; a sequential read continues where the last one ended."""
         seek_s = 0.0 if sequential else self.seek_s
         return self.read_call_s + seek_s + size_bytes / self.bandwidth_bytes_per_s
 
     def with_disk(self, *, seek_s: float, bandwidth_bytes_per_s: float, read_call_s: float = 0.0) -> Self:
-        """Keep this machine's CPU costs and replace its disk, for example by a simulated one.
-
-        Examples
-        --------
-        >>> here = CostFactors(seek_s=1e-4, bandwidth_bytes_per_s=1e9, output_s=1e-7)
-        >>> here.with_disk(seek_s=8e-3, bandwidth_bytes_per_s=60e6).output_s
-        1e-07
-        """
+        """Keep the CPU costs and replace the disk, for example with a simulated one."""
         return replace(self, seek_s=seek_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s, read_call_s=read_call_s)
 
     def with_faster(self, *, disk: float = 1.0, cpu: float = 1.0) -> Self:
-        """Divide the disk's and the CPU's costs, to ask what faster ones would bring.
-
-        Examples
-        --------
-        >>> twice = CostFactors(seek_s=8e-3, bandwidth_bytes_per_s=60e6, output_s=1e-7).with_faster(disk=2, cpu=4)
-        >>> twice.seek_s, twice.bandwidth_bytes_per_s, twice.output_s
-        (0.004, 120000000.0, 2.5e-08)
-        """
+        """Divide the costs of disk and CPU, to predict the effect of faster ones."""
         changed: dict[str, Any] = {
             "seek_s": self.seek_s / disk,
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * disk,
@@ -233,13 +170,7 @@ class CostFactors:
         return type(self)(**changed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the factors as JSON-able data; curves as lists of [entries, seconds].
-
-        Examples
-        --------
-        >>> CostFactors(seek_s=0.0, bandwidth_bytes_per_s=1.0).as_dict()["probe_s"]
-        [[1.0, 0.0]]
-        """
+        """The factors as JSON-serializable data; curves as lists of [entries, seconds]."""
         data: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -248,14 +179,7 @@ class CostFactors:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `as_dict` gave; unknown or missing names and wrong types are refused.
-
-        Examples
-        --------
-        >>> factors = CostFactors(seek_s=0.0, bandwidth_bytes_per_s=1.0, probe_s=Curve.constant(2.0))
-        >>> CostFactors.from_dict(factors.as_dict()) == factors
-        True
-        """
+        """Read the output of `as_dict`; unknown or missing names and wrong types are refused."""
         known = {field.name for field in fields(cls)}
         if set(data) != known:
             odd = ", ".join(sorted(set(data) ^ known))
@@ -277,42 +201,33 @@ class CostFactors:
 
 @dataclass(frozen=True)
 class LoopCost:
-    """c_loop: what one iteration costs, term by term, and how many stream tuples it serves.
-
-    Examples
-    --------
-    >>> cost = LoopCost(terms={"read": 0.008, "probe": 0.002}, stream_tuples=100)
-    >>> cost.disk_seconds, cost.cpu_seconds, cost.seconds, cost.service_rate
-    (0.008, 0.002, 0.01, 10000.0)
-    """
+    """c_loop: the cost of one iteration, term by term, and the number of stream tuples it serves."""
 
     terms: Mapping[str, float]
     stream_tuples: float
 
     @property
     def disk_seconds(self) -> float:
-        """The disk's part: the term named ``read``."""
         return self.terms.get("read", 0.0)
 
     @property
     def cpu_seconds(self) -> float:
-        """Everything but the disk's part."""
         return sum(cost for name, cost in self.terms.items() if name != "read")
 
     @property
     def fixed_seconds(self) -> float:
-        """The part that an iteration costs however many stream tuples it serves."""
+        """The part that does not depend on the number of stream tuples served."""
         return sum(cost for name, cost in self.terms.items() if name in FIXED_TERMS)
 
     @property
     def seconds_per_tuple(self) -> float:
-        """The rest, for each stream tuple served."""
+        """The rest, per stream tuple served."""
         rest = sum(cost for name, cost in self.terms.items() if name not in FIXED_TERMS)
         return rest / self.stream_tuples if self.stream_tuples > 0 else 0.0
 
     @property
     def seconds(self) -> float:
-        """c_loop. Disk and CPU add up: the papers' loops do not overlap them, and neither do ours."""
+        """c_loop. Disk and CPU add up: they do not overlap in the papers' loops, nor in ours."""
         return self.disk_seconds + self.cpu_seconds
 
     @property

@@ -1,42 +1,26 @@
-"""Follow the arrival rate: new parameters when the stream outgrows the plan, or falls well below it.
+"""Dynamic tuning: new parameters when the stream outgrows the plan or falls well below it.
 
-The tuner reads no clock: it is told how many tuples were offered over how many seconds, so the same
-observations give the same proposals in a replay.
+The tuner uses no clock. It is passed counts of tuples and elapsed seconds, so a replay of the same observations gives
+the same proposals.
 """
 
 import math
 from typing import Any, Self
 
-from dovetail.errors import PlanError, StateError
-from dovetail.memory import Budget
-from dovetail.model.costs import CostFactors
-from dovetail.model.explain import Plan, Strategy
-from dovetail.model.profile import JoinProfile
-from dovetail.model.tune import tune
+from dovetail.core.errors import PlanError, StateError
+from dovetail.core.memory import Budget
+from dovetail.costs.costs import CostFactors
+from dovetail.costs.explain import Plan, Strategy
+from dovetail.costs.profile import JoinProfile
+from dovetail.costs.tune import tune
 
 __all__ = ["ArrivalRate", "DynamicTuner"]
 
 
 class ArrivalRate:
-    """Tuples per second, smoothed: what was seen t seconds ago counts with weight exp(-t / time constant).
+    """Tuples per second, smoothed: an observation t seconds ago has weight exp(-t / time constant).
 
-    Parameters
-    ----------
-    time_constant_s
-        How long the past counts. A step in the rate is followed to 63 % after one time constant, 95 % after
-        three.
-
-    Examples
-    --------
-    >>> rate = ArrivalRate(time_constant_s=10.0)
-    >>> rate.tuples_per_s is None
-    True
-    >>> rate.observe(500, elapsed_s=1.0)
-    >>> rate.tuples_per_s
-    500.0
-    >>> rate.observe(20_000, elapsed_s=10.0)
-    >>> round(rate.tuples_per_s)
-    1448
+    After a step in the rate, the estimate has followed 63 % of it after one time constant, and 95 % after three.
     """
 
     def __init__(self, time_constant_s: float = 10.0) -> None:
@@ -47,12 +31,12 @@ class ArrivalRate:
         self._untimed_tuples = 0
 
     def observe(self, offered_tuples: int, elapsed_s: float) -> None:
-        """Take in that so many tuples were offered within so many seconds since the last observation."""
+        """`offered_tuples` arrived within `elapsed_s` seconds since the last observation."""
         if offered_tuples < 0 or not (math.isfinite(elapsed_s) and elapsed_s >= 0):
-            raise PlanError(f"{offered_tuples} tuples in {elapsed_s} s cannot have been observed.")
+            raise PlanError(f"{offered_tuples} tuples in {elapsed_s} s is not a possible observation.")
         self._untimed_tuples += offered_tuples
         if elapsed_s == 0.0:
-            # A clock too coarse for the batch: these tuples belong to the next interval.
+            # The clock is too coarse for the batch: count these tuples in the next interval.
             return
         seen = self._untimed_tuples / elapsed_s
         self._untimed_tuples = 0
@@ -65,39 +49,9 @@ class ArrivalRate:
 class DynamicTuner:
     """Proposes the plan with the least memory that serves the observed rate, within a budget.
 
-    A faster stream gets a new plan when it has used up half of the present plan's `headroom`; a
-    slower one only when it has fallen clearly below what the plan was made for, so that a rate that wavers
-    around a limit does not make the parameters waver with it. A stream that outruns the budget gets the
-    fastest plan within it.
-
-    Parameters
-    ----------
-    strategy, profile, factors
-        As for `tune`.
-    budget
-        The most memory a proposed plan may take.
-    time_constant_s
-        How long the past counts, see `ArrivalRate`.
-    headroom
-        Plans are made for the observed rate times this factor.
-    hysteresis
-        A slower stream gets a new plan when the rate has fallen by this share of what the plan was made for.
-    block_rows
-        Keep this block size and propose only new chunk sizes, for an operator in mid-cycle.
-
-    Examples
-    --------
-    >>> profile = JoinProfile.declared(relation_rows=3_500_000)
-    >>> tuner = DynamicTuner("mesh", profile=profile, factors=CostFactors.of_papers(), budget="42MB")
-    >>> tuner.plan.total_bytes > 41_000_000                    # nothing is known yet: all of the budget
-    True
-    >>> tuner.observe(10_000, elapsed_s=1.0)
-    >>> slower = tuner.propose()
-    >>> slower.total_bytes < 3_000_000, slower.service_rate >= 12_000
-    (True, True)
-    >>> tuner.observe(10_200, elapsed_s=1.0)                   # well within what the plan serves
-    >>> tuner.propose() is None
-    True
+    A faster stream gets a new plan when it has used up half of the current plan's `headroom`. A slower stream gets one
+    only when it has fallen clearly below the rate that the plan was made for, so that a fluctuating rate does not make
+    the parameters fluctuate. A stream that is too fast for the budget gets the fastest plan within it.
     """
 
     def __init__(
@@ -107,15 +61,15 @@ class DynamicTuner:
         profile: JoinProfile,
         factors: CostFactors,
         budget: str | int | Budget,
-        time_constant_s: float = 10.0,
-        headroom: float = 1.2,
-        hysteresis: float = 0.3,
-        block_rows: int | None = None,
+        time_constant_s: float = 10.0,  # see `ArrivalRate`
+        headroom: float = 1.2,  # plans are made for the observed rate times this factor
+        hysteresis: float = 0.3,  # replan a slower stream when the rate fell by this fraction of the planned rate
+        block_rows: int | None = None,  # keep this block size, for an operator in the middle of a cycle
     ) -> None:
         if not (math.isfinite(headroom) and headroom >= 1.0):
             raise PlanError(f"headroom={headroom}: plans must be made for the observed rate or more.")
         if not 0.0 < hysteresis < 1.0:
-            raise PlanError(f"hysteresis={hysteresis}: it is a share between 0 and 1.")
+            raise PlanError(f"hysteresis={hysteresis}: it must be a fraction between 0 and 1.")
         self.arrivals = ArrivalRate(time_constant_s)
         self._strategy: Strategy = strategy
         self._profile = profile
@@ -129,43 +83,35 @@ class DynamicTuner:
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether more arrives than the fastest plan within the budget serves."""
+        """Whether more tuples arrive than the fastest plan within the budget can serve."""
         observed = self.arrivals.tuples_per_s
         return observed is not None and observed > self._fastest.service_rate
 
     def observe(self, offered_tuples: int, elapsed_s: float) -> None:
-        """Take in that so many tuples were offered within so many seconds since the last observation."""
+        """See `ArrivalRate.observe`."""
         self.arrivals.observe(offered_tuples, elapsed_s)
 
     def propose(self) -> Plan | None:
-        """A new plan, which becomes `plan`; None while the present one fits the observed rate."""
+        """A new plan, which becomes `plan`; None while the current one fits the observed rate."""
         observed = self.arrivals.tuples_per_s
         if observed is None:
             return None
-        # A stream at rest still needs a plan that serves something.
+        # An idle stream still needs a plan with a positive rate.
         wanted = max(observed * self._headroom, 1.0)
         planned = self.plan.required_rate
-        # Half of the headroom, in proportion, is there to be used before the next plan.
+        # Replan when half of the headroom, as a factor, is used up.
         is_faster = observed * math.sqrt(self._headroom) > self.plan.service_rate
         is_slower = wanted < (1.0 - self._hysteresis) * (planned or self.plan.service_rate)
         if not (is_faster or is_slower):
             return None
-        proposed = self._tune_for_rate(wanted)
+        proposed = self.plan_for(wanted)
         if _parameters(proposed) == _parameters(self.plan):
             return None
         self.plan = proposed
         return proposed
 
     def as_dict(self) -> dict[str, Any]:
-        """What a snapshot must keep: the smoothed rate and what the present plan was made for; JSON-able.
-
-        Examples
-        --------
-        >>> tuner = DynamicTuner("mesh", profile=JoinProfile.declared(relation_rows=1000),
-        ...                      factors=CostFactors.of_papers(), budget="50kB")
-        >>> tuner.as_dict()
-        {'tuples_per_s': None, 'untimed_tuples': 0, 'planned_rate': None}
-        """
+        """The state for a snapshot: the smoothed rate and the rate planned for; JSON-serializable."""
         return {
             "tuples_per_s": self.arrivals.tuples_per_s,
             "untimed_tuples": self.arrivals._untimed_tuples,
@@ -173,24 +119,17 @@ class DynamicTuner:
         }
 
     def restore(self, state: dict[str, Any]) -> Self:
-        """Go on from what `as_dict` gave; the plan is computed again, and is the same for the same machine.
-
-        Examples
-        --------
-        >>> tuner = DynamicTuner("mesh", profile=JoinProfile.declared(relation_rows=1000),
-        ...                      factors=CostFactors.of_papers(), budget="50kB")
-        >>> tuner.restore({"tuples_per_s": 5.0, "untimed_tuples": 0, "planned_rate": None}).arrivals.tuples_per_s
-        5.0
-        """
+        """Continue from the output of `as_dict`. The plan is computed again: on the same machine it is the same."""
         if set(state) != {"tuples_per_s", "untimed_tuples", "planned_rate"}:
             raise StateError(f"This is not the state of a dynamic tuner: it has {sorted(state)}.")
         self.arrivals.tuples_per_s = None if state["tuples_per_s"] is None else float(state["tuples_per_s"])
         self.arrivals._untimed_tuples = int(state["untimed_tuples"])
         planned = state["planned_rate"]
-        self.plan = self._fastest if planned is None else self._tune_for_rate(float(planned))
+        self.plan = self._fastest if planned is None else self.plan_for(float(planned))
         return self
 
-    def _tune_for_rate(self, rate: float) -> Plan:
+    def plan_for(self, rate: float) -> Plan:
+        """The plan with the least memory that serves a rate; the fastest within the budget if none does."""
         if rate >= self._fastest.service_rate:
             return self._fastest
         plan = tune(

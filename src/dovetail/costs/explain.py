@@ -1,15 +1,15 @@
-"""A plan: what a tuner chose, what it will cost, and what limits it, for people and for programs."""
+"""A plan: the choice of a tuner, its predicted cost and its bottleneck, for people and programs."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.memory import format_bytes
+from dovetail.core.memory import format_bytes
 
 __all__ = ["Bottleneck", "Objective", "Plan", "Strategy"]
 
-Strategy = Literal["mesh", "hybrid", "balanced", "index_nested_loop", "auto"]
+Strategy = Literal["mesh", "hybrid", "balanced", "index_nested_loop", "lookup", "auto"]
 Objective = Literal["rate", "memory"]
 Bottleneck = Literal["disk", "cpu", "memory"]
 
@@ -18,46 +18,15 @@ _STRATEGY_TITLES = {
     "hybrid": "hybrid (HYBRIDJOIN: the oldest waiting tuple picks the block)",
     "balanced": "balanced (SSBJ: cache of frequent join values, cyclic scan for the rest)",
     "index_nested_loop": "index_nested_loop (one lookup per tuple, buffer pool)",
+    "lookup": "lookup (each batch looked up in the index at once)",
     "auto": "auto (cache of frequent join values, scan or index for the rest)",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Parameters of a semi-stream join and what the model predicts of them.
+    """Parameters of a semi-stream join and the predictions of the cost model.
 
-    Parameters
-    ----------
-    strategy, objective
-        What was asked for.
-    access
-        How the disk phase reads R: ``"scan"`` or ``"index"``.
-    block_rows
-        b: rows of R that one disk step reads (a page of the pool for ``index_nested_loop``).
-    chunk_tuples
-        w: stream tuples that one disk step takes in and expires; for SSBJ those that reach the disk phase
-        (w_S).
-    window_tuples
-        Stream tuples that wait at once, at most.
-    cache_rows
-        Relation rows that are kept in memory.
-    hit_ratio
-        Share of the stream that they serve.
-    memory_bytes
-        Bytes by component.
-    budget_bytes, required_rate
-        What was given: the one with objective ``rate``, the other with ``memory``.
-    service_rate
-        mu: predicted stream tuples per second.
-    loop_seconds, loop_terms
-        c_loop, and its terms.
-    binds, why
-        What limits the service rate, and the reason in words.
-    gains
-        Service rate over this plan's if the disk, the CPU, or the memory were twice as fast or large.
-
-    Examples
-    --------
     >>> plan = Plan(strategy="mesh", objective="rate", access="scan", block_rows=100, chunk_tuples=5,
     ...             window_tuples=50, cache_rows=0, hit_ratio=0.0,
     ...             memory_bytes={"block_buffer": 12_000, "window": 1_000}, budget_bytes=13_000,
@@ -80,28 +49,26 @@ class Plan:
     strategy: Strategy
     objective: Objective
     access: Literal["scan", "index"]
-    block_rows: int
-    chunk_tuples: int
-    window_tuples: int
-    cache_rows: int
-    hit_ratio: float
-    memory_bytes: Mapping[str, int]
-    budget_bytes: int | None
-    required_rate: float | None
-    service_rate: float
-    loop_seconds: float
-    loop_terms: Mapping[str, float]
+    block_rows: int  # b: rows of R per disk step (a page of the pool for index_nested_loop)
+    chunk_tuples: int  # w: stream tuples that a disk step takes in and expires; for SSBJ those of the disk phase (w_S)
+    window_tuples: int  # maximum number of waiting stream tuples
+    cache_rows: int  # relation rows kept in memory
+    hit_ratio: float  # fraction of the stream that the cache serves
+    memory_bytes: Mapping[str, int]  # per component
+    budget_bytes: int | None  # as requested, for objective "rate"
+    required_rate: float | None  # as requested, for objective "memory"
+    service_rate: float  # mu: predicted stream tuples per second
+    loop_seconds: float  # c_loop
+    loop_terms: Mapping[str, float]  # of c_loop
     binds: Bottleneck
-    why: str
-    gains: Mapping[str, float] = field(default_factory=dict)
+    why: str  # the reason for the bottleneck, in words
+    gains: Mapping[str, float] = field(default_factory=dict)  # of service rate, if disk, CPU or memory were doubled
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all components together."""
         return sum(self.memory_bytes.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the plan as JSON-able data."""
         return {
             "strategy": self.strategy,
             "objective": self.objective,
@@ -115,7 +82,7 @@ class Plan:
             "total_bytes": self.total_bytes,
             "budget_bytes": self.budget_bytes,
             "required_rate": self.required_rate,
-            # JSON has no infinity; a loop that costs nothing has no meaningful rate either.
+            # JSON has no infinity, and a loop without cost has no meaningful rate.
             "service_rate": self.service_rate if math.isfinite(self.service_rate) else None,
             "loop_seconds": self.loop_seconds,
             "loop_terms": dict(self.loop_terms),
@@ -125,7 +92,7 @@ class Plan:
         }
 
     def text(self) -> str:
-        """Give the plan as lines for a terminal or a log."""
+        """The plan as text for a terminal or log."""
         lines = [
             ("strategy", _STRATEGY_TITLES[self.strategy]),
             ("objective", self._objective_line()),

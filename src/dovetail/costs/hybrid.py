@@ -1,27 +1,26 @@
-"""HYBRIDJOIN's cost model (Naeem et al., 2011, section 4.4), and what it leaves to measurement.
+"""HYBRIDJOIN's cost model (Naeem et al., 2011, section 4.4), with a derivation of its measured constant.
 
-The paper's equation (2) says that a step serves w = k h_S d / R_t stream tuples, with a constant k "obtained
-from measurements", 1.36 in its setup. `tuples_per_step` derives w instead. A block's waiting tuples leave
-together, when the oldest of them has come to the front of the queue. So with T the number of arrivals that a
-tuple takes from the back of the queue to its front, a block on which the share p of the stream falls is read
-every T + 1/p arrivals, serves 1 + p T tuples then, and has (p T + p^2 T^2 / 2) / (1 + p T) tuples waiting on
-average over arrivals. While the w_i tuples that a step removed are replaced, the window is w_i / 2 short on
-average, which takes p (1 + p T) / 2 per block off its mean. The sum of both over the blocks is the window's
-size h_S, which gives T. For uniform blocks and a window of many tuples per block this is k = 2, the best that
-a single queue can do.
+The paper's equation (2) says that a step serves w = k h_S d / R_t stream tuples, with a constant k "obtained from
+measurements", 1.36 in its setup. `tuples_per_step` derives w instead. All waiting tuples of a block leave together,
+when the oldest of them reaches the front of the queue. Let T be the number of arrivals that a tuple takes from the back
+of the queue to its front. A block that gets the fraction p of the stream is read every T + 1/p arrivals, then serves
+1 + p T tuples, and has (p T + p^2 T^2 / 2) / (1 + p T) tuples waiting on average over arrivals. While the w_i tuples
+that a step removed are replaced, the window is w_i / 2 short on average, which subtracts p (1 + p T) / 2 per block
+from its mean. The sum of both over the blocks is the window size h_S, which determines T. For uniform blocks and a
+window of many tuples per block this gives k = 2, the best that a single queue can achieve.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.errors import PlanError
-from dovetail.model.costs import CostFactors, LoopCost
-from dovetail.model.mesh import solve_chunk
-from dovetail.model.profile import JoinProfile
+from dovetail.core.errors import PlanError
+from dovetail.costs.costs import CostFactors, LoopCost
+from dovetail.costs.mesh import solve_chunk
+from dovetail.costs.profile import JoinProfile
+from dovetail.costs.search import first_reaching
 
 __all__ = [
     "PAPER_STREAM_INPUT_CONSTANT",
@@ -41,13 +40,7 @@ PAPER_STREAM_INPUT_CONSTANT = 1.36
 
 
 def memory_components(*, budget_bytes: float, block_bytes: float, hash_weight: float) -> dict[str, float]:
-    """Equation (1): M = v_P + alpha (M - v_P) + (1 - alpha) (M - v_P), by component.
-
-    Examples
-    --------
-    >>> memory_components(budget_bytes=1000, block_bytes=200, hash_weight=0.75)
-    {'block_buffer': 200, 'hash_table': 600.0, 'queue': 200.0}
-    """
+    """Equation (1): M = v_P + alpha (M - v_P) + (1 - alpha) (M - v_P), by component."""
     rest = budget_bytes - block_bytes
     return {"block_buffer": block_bytes, "hash_table": hash_weight * rest, "queue": (1 - hash_weight) * rest}
 
@@ -55,17 +48,7 @@ def memory_components(*, budget_bytes: float, block_bytes: float, hash_weight: f
 def hash_table_tuples(
     *, budget_bytes: float, block_bytes: float, hash_weight: float, stream_tuple_bytes: float
 ) -> float:
-    """h_S, the tuples that the hash table's part of the memory holds.
-
-    Examples
-    --------
-    Stream tuples of 20 bytes and queue nodes of 12 (table 2): 20/32 of the memory beside the disk buffer is
-    the hash table's, and 50 MB with a disk buffer of 0.5 MB hold 1.5 million tuples.
-
-    >>> round(hash_table_tuples(budget_bytes=50e6, block_bytes=0.5e6, hash_weight=20 / 32,
-    ...                         stream_tuple_bytes=20))
-    1546875
-    """
+    """h_S: the number of tuples that fit in the hash table's part of the memory."""
     return hash_weight * (budget_bytes - block_bytes) / stream_tuple_bytes
 
 
@@ -76,13 +59,7 @@ def stream_input(
     relation_rows: float,
     constant: float = PAPER_STREAM_INPUT_CONSTANT,
 ) -> float:
-    """Equation (2): w = k h_S d / R_t, the stream tuples that a step takes in, as the paper has it.
-
-    Examples
-    --------
-    >>> round(stream_input(hash_table_tuples=1_546_875, block_rows=4167, relation_rows=2_000_000))
-    4383
-    """
+    """Equation (2): w = k h_S d / R_t, the stream tuples that a step takes in, as in the paper."""
     return constant * hash_table_tuples * block_rows / relation_rows
 
 
@@ -97,17 +74,7 @@ def loop_cost(
 ) -> LoopCost:
     """Equation (3): c_loop = c_I/O(v_P) + (v_P / v_R) c_H + w (c_O + c_E + c_S + c_A).
 
-    The read is a random one. `lookup` (finding the block by the index) and `step` are ours, nothing in the
-    paper.
-
-    Examples
-    --------
-    >>> factors = CostFactors.of_papers(probe_s=1e-7, output_s=1e-7, expire_s=1e-7, stream_read_s=1e-7,
-    ...                                 append_s=1e-7)
-    >>> cost = loop_cost(stream_tuples=4383, block_bytes=500_000, relation_row_bytes=120, window_tuples=1_546_875,
-    ...                  factors=factors)
-    >>> round(cost.seconds, 5), round(cost.service_rate)
-    (0.0185, 236878)
+    The read is random. `lookup` (finding the block by the index) and `step` are ours; the paper does not have them.
     """
     return LoopCost(
         terms={
@@ -135,9 +102,9 @@ def _window_and_step(wait: float, shares: NDArray[np.float64], counts: NDArray[n
 
 
 def _wait_for_window(window: float, shares: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """The wait at which so many tuples wait."""
+    """The wait that results in a window of this size."""
     if shares.size > 1:
-        return _bisect(lambda wait: _window_and_step(wait, shares, counts)[0], window)
+        return first_reaching(lambda wait: _window_and_step(wait, shares, counts)[0], window)
     # With equal shares the window is a quotient of polynomials of p T; this is the positive root.
     blocks = float(counts[0])
     linear = blocks + 1.0 - window
@@ -146,55 +113,31 @@ def _wait_for_window(window: float, shares: NDArray[np.float64], counts: NDArray
 
 
 def _wait_for_step(stream_tuples: float, shares: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """The wait at which a step serves so many tuples."""
+    """The wait at which a step serves this many tuples."""
     if shares.size > 1:
-        return _bisect(lambda wait: _window_and_step(wait, shares, counts)[1], stream_tuples)
+        return first_reaching(lambda wait: _window_and_step(wait, shares, counts)[1], stream_tuples)
     return max(0.0, stream_tuples - 1.0) / float(shares[0])
-
-
-def _bisect(function: Callable[[float], float], target: float) -> float:
-    """Where an increasing function reaches the target; infinity if that is beyond all bounds."""
-    low, high = 0.0, 1.0
-    while function(high) < target:
-        low, high = high, 2.0 * high
-        if high > 1e18:
-            return math.inf
-    while high - low > 1e-9 * high:
-        middle = 0.5 * (low + high)
-        if function(middle) < target:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _normalised(
     shares: NDArray[np.float64], counts: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares that sum to 1: stream tuples that fall on no block do not wait for one."""
+    """Scale the fractions to a sum of 1: stream tuples without a block do not wait for one."""
     shares = np.asarray(shares, dtype=np.float64)
     counts = np.ones(shares.size) if counts is None else np.asarray(counts, dtype=np.float64)
     total = float((shares * counts).sum())
     if shares.size == 0 or total <= 0.0:
-        raise PlanError("HYBRIDJOIN's model needs at least one block that the stream asks for.")
+        raise PlanError("HYBRIDJOIN's model needs at least one block that the stream requests.")
     return shares / total, counts
 
 
 def tuples_per_step(
     window_tuples: float, shares: NDArray[np.float64], counts: NDArray[np.float64] | None = None
 ) -> float:
-    """Stream tuples that a step serves when the window is kept full: w, derived instead of equation (2).
+    """w: stream tuples that a step serves if the window is kept full, derived instead of equation (2).
 
-    Parameters
-    ----------
-    window_tuples
-        h_S.
-    shares, counts
-        The share of the stream that falls on each block; `counts` blocks have each share (1 if left out).
-
-    Examples
-    --------
-    A hundred blocks, equally likely: a step serves nearly twice what a scan with the same window would.
+    ``window_tuples`` is h_S. ``shares`` are the fractions of the stream per block; `counts` blocks have each fraction
+    (default 1). For a hundred equally likely blocks a step serves nearly twice what a scan with the same window would:
 
     >>> round(tuples_per_step(100_000, np.array([0.01]), np.array([100.0])))
     1980
@@ -207,13 +150,7 @@ def tuples_per_step(
 def window_for_step(
     stream_tuples: float, shares: NDArray[np.float64], counts: NDArray[np.float64] | None = None
 ) -> float:
-    """The window with which a step serves so many stream tuples: the inverse of `tuples_per_step`.
-
-    Examples
-    --------
-    >>> round(window_for_step(1981, np.array([0.01]), np.array([100.0])), -2)
-    100000.0
-    """
+    """The window with which a step serves `stream_tuples`: the inverse of `tuples_per_step`."""
     shares, counts = _normalised(shares, counts)
     wait = _wait_for_step(stream_tuples, shares, counts)
     return math.inf if math.isinf(wait) else _window_and_step(wait, shares, counts)[0]
@@ -222,19 +159,11 @@ def window_for_step(
 def ratio_to_mesh_bound(
     *, block_bytes: float, budget_bytes: float, seek_s: float, bandwidth_bytes_per_s: float
 ) -> float:
-    """The most that HYBRIDJOIN can serve over what MESHJOIN serves, disk-bound: 2 (1 - B/M) / (1 + s bw / B).
+    """Upper bound of HYBRIDJOIN's rate relative to MESHJOIN's, disk-bound: 2 (1 - B/M) / (1 + s bw / B).
 
-    Twice MESHJOIN's tuples per block at best, of a window smaller by the block buffer, with reads that take
-    longer by a seek. It holds where every block has tuples waiting; blocks that the stream hardly asks for
-    are read less often than the bound supposes.
-
-    Examples
-    --------
-    0.5 % of the papers' relation (3.5 million rows of 120 bytes), a block that takes as long to read as to
-    seek.
-
-    >>> round(ratio_to_mesh_bound(block_bytes=480e3, budget_bytes=2.1e6, seek_s=8e-3, bandwidth_bytes_per_s=60e6), 2)
-    0.77
+    At best twice MESHJOIN's tuples per block, with a window that is smaller by the block buffer, and reads that take a
+    seek longer. It holds if every block has tuples waiting; blocks that the stream rarely requests are read less often
+    than the bound assumes.
     """
     longer = slowdown_constant(block_bytes=block_bytes, seek_s=seek_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
     return 2.0 * (1.0 - block_bytes / budget_bytes) / longer
@@ -245,8 +174,6 @@ def best_ratio_to_mesh(*, budget_bytes: float, seek_s: float, bandwidth_bytes_pe
 
     With K = s bw the maximum is at B = sqrt(K^2 + K M) - K.
 
-    Examples
-    --------
     >>> for budget in (2.1e6, 4.2e6, 21e6, 42e6):
     ...     size, ratio = best_ratio_to_mesh(budget_bytes=budget, seek_s=8e-3, bandwidth_bytes_per_s=60e6)
     ...     print(f"{size / 1e6:.2f} MB {ratio:.2f}")
@@ -258,7 +185,7 @@ def best_ratio_to_mesh(*, budget_bytes: float, seek_s: float, bandwidth_bytes_pe
     transfer_in_a_seek = seek_s * bandwidth_bytes_per_s
     block_bytes = math.sqrt(transfer_in_a_seek**2 + transfer_in_a_seek * budget_bytes) - transfer_in_a_seek
     if block_bytes <= 0.0:
-        # Without a seek time the smallest block is best and nothing is lost.
+        # Without seek time the smallest block is best, at no cost.
         return 0.0, 2.0
     ratio = ratio_to_mesh_bound(
         block_bytes=block_bytes,
@@ -270,37 +197,23 @@ def best_ratio_to_mesh(*, budget_bytes: float, seek_s: float, bandwidth_bytes_pe
 
 
 def slowdown_constant(*, block_bytes: float, seek_s: float, bandwidth_bytes_per_s: float) -> float:
-    """The constant of theorem 1: a random read of a block over a sequential one, 1 + s bw / B.
+    """The constant of theorem 1: the time of a random read of a block over a sequential one, 1 + s bw / B.
 
-    With windows of equal size HYBRIDJOIN is never slower than MESHJOIN by more than this. The paper's
-    "smaller than 2" holds for blocks that take longer to read than to seek.
-
-    Examples
-    --------
-    >>> slowdown_constant(block_bytes=480e3, seek_s=8e-3, bandwidth_bytes_per_s=60e6)
-    2.0
+    With windows of equal size HYBRIDJOIN is never slower than MESHJOIN by more than this factor. The paper's "smaller
+    than 2" holds for blocks that take longer to read than to seek.
     """
     return 1.0 + seek_s * bandwidth_bytes_per_s / block_bytes
 
 
 @dataclass(frozen=True)
 class HybridModel:
-    """Equations (1), (3) and (4) with the derived w, for blocks of b rows and a window of h_S tuples.
-
-    Examples
-    --------
-    >>> model = HybridModel(JoinProfile.declared(relation_rows=100_000), CostFactors.of_papers())
-    >>> model.memory(block_rows=1000, window_tuples=50_000)
-    {'block_buffer': 120000.0, 'window': 1000000.0}
-    >>> round(model.loop(block_rows=1000, window_tuples=50_000).stream_tuples)
-    990
-    """
+    """Equations (1), (3) and (4) with the derived w, for blocks of b rows and a window of h_S tuples."""
 
     profile: JoinProfile
     factors: CostFactors
 
     def memory(self, block_rows: int, window_tuples: float) -> dict[str, float]:
-        """Bytes by component; the window is hash table and queue together."""
+        """Bytes per component; the window comprises hash table and queue."""
         return {
             "block_buffer": block_rows * self.profile.relation_row_bytes,
             "window": window_tuples * self.profile.window_entry_bytes,
@@ -312,12 +225,12 @@ class HybridModel:
         return self._loop_serving(block_rows, window_tuples, step_tuples)
 
     def window_for_budget(self, block_rows: int, budget_bytes: float) -> float:
-        """The largest window that fits beside the block buffer; 0 if there is none."""
+        """The largest window that fits next to the block buffer; 0 if there is none."""
         rest = budget_bytes - block_rows * self.profile.relation_row_bytes
         return max(0.0, rest / self.profile.window_entry_bytes)
 
     def window_for_rate(self, block_rows: int, rate: float) -> float:
-        """The least window that serves `rate` tuples per second; infinite if none does."""
+        """The smallest window that serves `rate` tuples per second; infinite if none does."""
         shares, counts = self.profile.block_shares(block_rows)
 
         def loop(step_tuples: float) -> LoopCost:

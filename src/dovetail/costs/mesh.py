@@ -1,15 +1,15 @@
 """MESHJOIN's cost model (Polyzotis et al., ICDE 2007, section 3.2).
 
-The functions are the paper's equations, in its units: b and N_R are pages. `MeshModel` applies them to our
-blocks, which are counted in rows: a page is one row, and v_P = v_R.
+The functions are the paper's equations, in its units: b and N_R are in pages. `MeshModel` applies them to our blocks,
+which are counted in rows: a page is one row, and v_P = v_R.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dovetail.model.costs import CostFactors, LoopCost
-from dovetail.model.profile import JoinProfile
+from dovetail.costs.costs import CostFactors, LoopCost
+from dovetail.costs.profile import JoinProfile
 
 __all__ = [
     "MeshModel",
@@ -35,15 +35,6 @@ def memory_components(
     """Equation (1): M = b v_P + w v_S + w (N_R / b) sizeof(ptr) + w f (N_R / b) v_S, by component.
 
     The window is the last two terms: queue Q and hash table H.
-
-    Examples
-    --------
-    The paper's relation in pages of 8 kB, b = 100 pages and w = 250 tuples.
-
-    >>> parts = memory_components(chunk_tuples=250, block_pages=100, relation_pages=51_270, page_bytes=8192,
-    ...                           stream_tuple_bytes=20, pointer_bytes=4, fudge=1.2)
-    >>> {name: round(size) for name, size in parts.items()}
-    {'block_buffer': 819200, 'stream_buffer': 5000, 'window': 3588900}
     """
     window_tuples = chunk_tuples * relation_pages / block_pages
     return {
@@ -65,20 +56,8 @@ def loop_cost(
 ) -> LoopCost:
     """Equation (2): c_loop = c_I/O(b) + w (c_E + c_S + c_A) + b (v_P / v_R) (c_H + sigma c_O).
 
-    Parameters
-    ----------
-    selectivity
-        sigma: result tuples per relation row read. In a steady state every stream tuple meets all of R, so
-        sigma b v_P / v_R = w m where a stream tuple has m matches.
-
-    Examples
-    --------
-    >>> factors = CostFactors.of_papers(probe_s=1e-7, output_s=1e-7, expire_s=1e-7, stream_read_s=1e-7,
-    ...                                 append_s=1e-7)
-    >>> cost = loop_cost(chunk_tuples=1000, block_pages=100, relation_pages=51_270, page_bytes=8192,
-    ...                  relation_row_bytes=120, selectivity=0.1, factors=factors)
-    >>> round(cost.disk_seconds, 5), round(cost.cpu_seconds, 5), round(cost.service_rate)
-    (0.01365, 0.00105, 68007)
+    ``selectivity`` is sigma: result tuples per relation row read. In a steady state every stream tuple meets all of R,
+    so sigma b v_P / v_R = w m if a stream tuple has m matches.
     """
     window_tuples = chunk_tuples * relation_pages / block_pages
     rows = block_pages * page_bytes / relation_row_bytes
@@ -99,68 +78,34 @@ def loop_cost(
 def reads_per_tuple(*, block_pages: float, chunk_tuples: float) -> float:
     """Equation (4), left: b / w page reads per stream tuple.
 
-    The paper names it IO_s in the equation and IO_t in its table 1; the words "per stream tuple" decide.
-
-    Examples
-    --------
-    >>> reads_per_tuple(block_pages=100, chunk_tuples=250)
-    0.4
+    The paper calls it IO_s in the equation and IO_t in its table 1. It is per stream tuple.
     """
     return block_pages / chunk_tuples
 
 
 def reads_per_second(*, block_pages: float, loop_seconds: float) -> float:
-    """Equation (4), right: b / c_loop page reads per second.
-
-    Examples
-    --------
-    >>> reads_per_second(block_pages=100, loop_seconds=0.02)
-    5000.0
-    """
+    """Equation (4), right: b / c_loop page reads per second."""
     return block_pages / loop_seconds
 
 
 def required_chunk(*, rate: float, fixed_seconds: float, seconds_per_tuple: float) -> float:
     """Equation (6), w = lambda c_loop, solved for w where c_loop = fixed + w * per tuple.
 
-    Returns infinity where the CPU needs more than a second for a second's tuples: no w is enough then.
-
-    Examples
-    --------
-    >>> required_chunk(rate=1000, fixed_seconds=0.01, seconds_per_tuple=0.0005)
-    20.0
-    >>> required_chunk(rate=2000, fixed_seconds=0.01, seconds_per_tuple=0.0005)
-    inf
+    Infinity if the CPU needs more than a second for one second's tuples: no w is enough.
     """
     idle_share = 1.0 - rate * seconds_per_tuple
     return rate * fixed_seconds / idle_share if idle_share > 0.0 else math.inf
 
 
 def solve_chunk(rate: float, loop: Callable[[float], LoopCost]) -> float:
-    """Equation (6) for a loop whose costs depend on w also through the sizes of its tables.
+    """Equation (6) for a loop whose costs also depend on w through the sizes of its tables.
 
-    Parameters
-    ----------
-    rate
-        Stream tuples per second to be served.
-    loop
-        Cost of an iteration by the number of stream tuples it takes in.
-
-    Returns
-    -------
-    float
-        The stream tuples per iteration at which the loop serves exactly `rate`; infinity if it never does.
-
-    Examples
-    --------
-    >>> def loop(tuples):
-    ...     return LoopCost(terms={"read": 0.01, "append": 0.0005 * tuples}, stream_tuples=tuples)
-    >>> solve_chunk(1000, loop)
-    20.0
+    ``loop`` returns the cost of an iteration by the number of stream tuples it takes in. Returns the number at which
+    the loop serves exactly `rate` tuples per second; infinity if it never does.
     """
     chunk = 1.0
-    # Table costs change slowly with size, so a few rounds settle it; the bound only guards against a cycle
-    # between two sizes, in which case either is within the curve's own precision.
+    # Table costs change slowly with size, so a few rounds are enough. The limit only guards against a cycle between
+    # two sizes; either is within the precision of the curve.
     for _ in range(50):
         cost = loop(chunk)
         needed = required_chunk(rate=rate, fixed_seconds=cost.fixed_seconds, seconds_per_tuple=cost.seconds_per_tuple)
@@ -174,11 +119,9 @@ def solve_chunk(rate: float, loop: Callable[[float], LoopCost]) -> float:
 class MeshModel:
     """Equations (1) to (6) for blocks of b rows and chunks of w tuples.
 
-    R counts as a whole number of blocks in memory (a window holds w tuples per step of a cycle, the last,
-    shorter step included), and as its own size in time.
+    For memory, R counts as an integer number of blocks (a window holds w tuples per step of a cycle, including the
+    last, shorter step); for time, as its actual size.
 
-    Examples
-    --------
     >>> model = MeshModel(JoinProfile.declared(relation_rows=1000), CostFactors.of_papers())
     >>> model.memory(block_rows=100, chunk_tuples=5)
     {'block_buffer': 12000.0, 'stream_buffer': 100.0, 'window': 1000.0}
@@ -190,7 +133,7 @@ class MeshModel:
     factors: CostFactors
 
     def memory(self, block_rows: int, chunk_tuples: float) -> dict[str, float]:
-        """Bytes by component."""
+        """Bytes per component."""
         profile = self.profile
         return memory_components(
             chunk_tuples=chunk_tuples,
@@ -216,10 +159,10 @@ class MeshModel:
         )
 
     def chunk_for_budget(self, block_rows: int, budget_bytes: float) -> float:
-        """The largest w whose memory, with blocks of b rows, stays within the budget; 0 if there is none."""
+        """The largest w within the budget for blocks of b rows; 0 if there is none."""
         fixed = sum(self.memory(block_rows, 0).values())
         return max(0.0, (budget_bytes - fixed) / (sum(self.memory(block_rows, 1).values()) - fixed))
 
     def chunk_for_rate(self, block_rows: int, rate: float) -> float:
-        """The least w that serves `rate` tuples per second; infinite if none does."""
+        """The smallest w that serves `rate` tuples per second; infinite if none does."""
         return solve_chunk(rate, lambda chunk_tuples: self.loop(block_rows, chunk_tuples))

@@ -1,4 +1,4 @@
-"""What is joined: the sizes and frequencies on which a plan depends."""
+"""The sizes and frequencies of a join on which a plan depends."""
 
 import math
 from collections.abc import Callable
@@ -8,32 +8,19 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["HitCurve", "JoinProfile", "as_hit_curve", "kernel_bytes_per_entry"]
 
 HitCurve = Callable[[float], float]
-"""Share of the stream, 0 to 1, that the given number of relation rows serves, best (or first) rows first."""
+"""Fraction of the stream, 0 to 1, that the given number of relation rows serves, best (or first) rows first."""
 
 
 def as_hit_curve(curve: HitCurve | ArrayLike | None, relation_rows: int) -> HitCurve:
-    """Take a hit curve in any form: a function, cumulative shares, or None for a uniform stream.
+    """Convert a hit curve from any form: a function, cumulative fractions, or None for a uniform stream.
 
-    Parameters
-    ----------
-    curve
-        A function of a number of rows; or an array whose entry i is the share that the first i + 1 rows serve
-        (between entries the curve is linear); or None.
-    relation_rows
-        Rows of R; only needed for None.
-
-    Examples
-    --------
-    >>> as_hit_curve(None, 200)(50)
-    0.25
-    >>> curve = as_hit_curve([0.5, 0.8, 1.0], 3)
-    >>> curve(0), curve(1), curve(1.5), curve(99)
-    (0.0, 0.5, 0.65, 1.0)
+    In an array, entry i is the fraction that the first i + 1 rows serve; the curve is linear between entries.
+    ``relation_rows`` is only needed for None.
     """
     if curve is None:
         return lambda rows: min(max(rows / relation_rows, 0.0), 1.0)
@@ -47,7 +34,7 @@ def as_hit_curve(curve: HitCurve | ArrayLike | None, relation_rows: int) -> HitC
 
 
 class _CumulativeCurve:
-    """A hit curve given by its values at whole numbers of rows, linear between them."""
+    """A hit curve given by its values at whole numbers of rows, linear in between."""
 
     def __init__(self, shares: NDArray[np.float64]) -> None:
         self._shares = shares
@@ -60,65 +47,30 @@ class _CumulativeCurve:
         return float(low + (kept - whole) * (high - low))
 
     def at_rows(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The curve at many whole numbers at once."""
         return self._shares[np.clip(rows, 0, self._shares.size - 1)]
 
 
 def kernel_bytes_per_entry() -> float:
-    """Bytes that the window's hash table takes per tuple, beside the tuple itself.
-
-    Examples
-    --------
-    >>> 16 <= kernel_bytes_per_entry() <= 128
-    True
-    """
+    """Bytes of the window's hash table per tuple, without the tuple itself."""
     from dovetail.kernels.multimap import DENSE_LOAD, MultiMap
 
-    # The table's own few fixed bytes must not count, so a large one is asked.
+    # A large table makes its fixed bytes negligible.
     entries = 1 << 20
     return MultiMap.nbytes_of(entries, DENSE_LOAD) / entries
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinProfile:
-    """One shard of a relation and the stream that meets it.
+    """One shard of a relation and the stream joined with it."""
 
-    Parameters
-    ----------
-    relation_rows
-        R_t: rows of R.
-    relation_row_bytes
-        v_R: bytes of a row as it is read from disk.
-    stream_tuple_bytes
-        v_S: bytes of a stream tuple.
-    window_entry_bytes
-        Bytes that a waiting stream tuple takes in all: the papers' f v_S plus its pointer in the queue.
-    cache_entry_bytes
-        Bytes that a cached relation row takes in all: the papers' f v_R.
-    matches_per_tuple
-        Result tuples per stream tuple, on average.
-    hit_curve
-        Share of the stream that a cache of so many rows serves when it holds the best ones. None: uniform.
-    storage_curve
-        Share of the stream that falls on the first so many rows of R in the order in which they are stored.
-        None: every block is as likely as any other. HYBRIDJOIN depends on it.
-
-    Examples
-    --------
-    The synthetic data set of the MESHJOIN paper, every tuple at its declared bytes.
-
-    >>> profile = JoinProfile.declared(relation_rows=3_500_000)
-    >>> profile.relation_bytes, profile.window_entry_bytes, profile.cache_entry_bytes
-    (420000000, 20.0, 120.0)
-    """
-
-    relation_rows: int
-    relation_row_bytes: float
-    stream_tuple_bytes: float
-    window_entry_bytes: float
-    cache_entry_bytes: float
-    matches_per_tuple: float = 1.0
-    hit_curve: HitCurve | None = None
+    relation_rows: int  # R_t
+    relation_row_bytes: float  # v_R, on disk
+    stream_tuple_bytes: float  # v_S
+    window_entry_bytes: float  # total per waiting stream tuple: f v_S plus its pointer in the queue
+    cache_entry_bytes: float  # total per cached relation row: f v_R
+    matches_per_tuple: float = 1.0  # mean number of results per stream tuple
+    hit_curve: HitCurve | None = None  # fraction of the stream served by a cache of the best n rows; None: uniform
+    # Fraction of the stream on the first n rows of R in storage order, for HYBRIDJOIN; None: blocks are equally likely.
     storage_curve: HitCurve | None = None
 
     def __post_init__(self) -> None:
@@ -141,13 +93,7 @@ class JoinProfile:
         hit_curve: HitCurve | ArrayLike | None = None,
         storage_curve: HitCurve | ArrayLike | None = None,
     ) -> Self:
-        """Make a profile in which tables have no overhead (the papers' f = 1, no pointers).
-
-        Examples
-        --------
-        >>> JoinProfile.declared(relation_rows=10, stream_tuple_bytes=32).window_entry_bytes
-        32.0
-        """
+        """A profile in which tables have no overhead (the papers' f = 1, no pointers)."""
         return cls.with_overhead(
             relation_rows=relation_rows,
             relation_row_bytes=relation_row_bytes,
@@ -172,15 +118,11 @@ class JoinProfile:
         hit_curve: HitCurve | ArrayLike | None = None,
         storage_curve: HitCurve | ArrayLike | None = None,
     ) -> Self:
-        """Make a profile with the overhead per entry of the tables, by default that of the kernels.
+        """A profile with the tables' overhead per entry, by default that of the kernels.
 
-        Examples
-        --------
         >>> profile = JoinProfile.with_overhead(relation_rows=10, window_overhead_bytes=12, cache_overhead_bytes=8)
         >>> profile.window_entry_bytes, profile.cache_entry_bytes
         (32.0, 128.0)
-        >>> JoinProfile.with_overhead(relation_rows=10).window_entry_bytes == 20 + kernel_bytes_per_entry()
-        True
         """
         if window_overhead_bytes is None:
             window_overhead_bytes = kernel_bytes_per_entry()
@@ -203,36 +145,17 @@ class JoinProfile:
         return round(self.relation_rows * self.relation_row_bytes)
 
     def blocks(self, block_rows: int) -> int:
-        """k: blocks, the last one perhaps shorter, that make up R.
-
-        Examples
-        --------
-        >>> JoinProfile.declared(relation_rows=10).blocks(4)
-        3
-        """
+        """k: the number of blocks of R, including a shorter last one."""
         return -(-self.relation_rows // block_rows)
 
     def hit_ratio(self, cached_rows: float) -> float:
-        """h: share of the stream that a cache of so many rows serves.
-
-        Examples
-        --------
-        >>> JoinProfile.declared(relation_rows=10).hit_ratio(5)
-        0.5
-        """
+        """h: the fraction of the stream that a cache of this many rows serves."""
         if cached_rows >= self.relation_rows:
             return 1.0
         return as_hit_curve(self.hit_curve, self.relation_rows)(cached_rows)
 
     def block_shares(self, block_rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Give the shares of the stream that fall on the blocks of R, and how many blocks have each share.
-
-        Examples
-        --------
-        >>> shares, counts = JoinProfile.declared(relation_rows=100).block_shares(25)
-        >>> shares.tolist(), counts.tolist()
-        ([0.25], [4.0])
-        """
+        """The fractions of the stream per block of R, and how many blocks have each fraction."""
         blocks = self.blocks(block_rows)
         if self.storage_curve is None:
             return np.array([1.0 / blocks]), np.array([float(blocks)])
@@ -241,6 +164,6 @@ class JoinProfile:
             shares = np.diff(self.storage_curve.at_rows(edges))
         else:
             shares = np.diff([self.storage_curve(float(edge)) for edge in edges])
-        # A block that nothing asks for is never read.
+        # Blocks without requests are never read.
         shares = shares[shares > 0.0]
         return shares, np.ones(shares.size)

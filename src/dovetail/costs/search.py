@@ -1,11 +1,11 @@
-"""Maximum of a function that rises and then falls, up to small steps: what all tuners look for."""
+"""Maximum of a function that rises and then falls, apart from small steps: used by all tuners."""
 
 import math
 from collections.abc import Callable
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
-__all__ = ["maximise", "maximise_integer"]
+__all__ = ["first_reaching", "maximise", "maximise_integer"]
 
 _GRID_POINTS = 25
 _REFINED_POINTS = 9
@@ -15,13 +15,8 @@ _STAIRCASE_POINTS = 500
 def maximise(function: Callable[[float], float], low: float, high: float, *, precision: float = 1e-7) -> float:
     """Find where a function of one number is largest, to `precision` of the interval.
 
-    An even grid finds the highest hill, and ever finer grids its top, so that a curve with several humps, or
-    one that is flat outside a small part of the interval, is no trap unless it is finer than the grid.
-
-    Examples
-    --------
-    >>> round(maximise(lambda x: -((x - 0.3) ** 2), 0.0, 1.0), 6)
-    0.3
+    A coarse grid finds the highest peak, and ever finer grids its top. Several peaks, or a function that is flat except
+    in a small part of the interval, are handled unless they are finer than the grid.
     """
     points = [low + (high - low) * i / (_GRID_POINTS - 1) for i in range(_GRID_POINTS)]
     while True:
@@ -41,22 +36,10 @@ def maximise_integer(
     is_staircase: bool = False,
     precision: float = 0.0,
 ) -> int:
-    """Find the whole number at which a function is largest, on a logarithmic scale.
+    """Find the integer at which a function is largest, searching on a logarithmic scale; the range is inclusive.
 
-    Parameters
-    ----------
-    function
-        What to maximise.
-    low, high
-        The range, inclusive.
-    is_staircase
-        Whether the function jumps up and down by a few per cent from one number to the next, because of what
-        is rounded inside it. Then more numbers around the top are tried.
-
-    Examples
-    --------
-    >>> maximise_integer(lambda rows: -abs(rows - 12_345), 1, 10**9)
-    12345
+    ``is_staircase``: the function jumps by a few per cent between neighbouring numbers, because of rounding inside it,
+    so more numbers around the top are tried.
     """
     if not 1 <= low <= high:
         raise PlanError(f"There is no whole number to choose from between {low} and {high}.")
@@ -83,6 +66,22 @@ def maximise_integer(
     if is_staircase:
         best_of(_geometric(max(low, top // 10), min(high, 10 * top), _STAIRCASE_POINTS))
     return max(values, key=values.__getitem__)
+
+
+def first_reaching(function: Callable[[float], float], target: float) -> float:
+    """The point at which an increasing function reaches the target; infinity if it is out of range."""
+    low, high = 0.0, 1.0
+    while function(high) < target:
+        low, high = high, 2.0 * high
+        if high > 1e18:
+            return math.inf
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        if function(middle) < target:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _geometric(low: int, high: int, count: int) -> list[int]:

@@ -1,17 +1,16 @@
 """Choose block size, chunk size and the split of memory, for either of MESHJOIN's two objectives.
 
-`objective="rate"` maximises the service rate within a budget; `objective="memory"` minimises the memory that
-serves a given rate. Every strategy is tuned by the same search over block sizes; what is best for one block
-size is the strategy's own affair.
+`objective="rate"` maximises the service rate within a budget; `objective="memory"` minimises the memory for a given
+rate. All strategies share the search over block sizes; each has its own tuner for a given block size.
 """
 
 import math
 from collections.abc import Callable
 from typing import get_args
 
-from dovetail.errors import BudgetError, PlanError
-from dovetail.memory import Budget, format_bytes
-from dovetail.model._tuners import (
+from dovetail.core.errors import BudgetError, PlanError
+from dovetail.core.memory import Budget, format_bytes
+from dovetail.costs._tuners import (
     UNLIMITED_BYTES,
     BalancedTuner,
     CachedIndexTuner,
@@ -21,17 +20,16 @@ from dovetail.model._tuners import (
     Setting,
     Tuner,
 )
-from dovetail.model.costs import CostFactors
-from dovetail.model.explain import Bottleneck, Objective, Plan, Strategy
-from dovetail.model.profile import JoinProfile
-from dovetail.model.search import maximise_integer
+from dovetail.costs.costs import CostFactors
+from dovetail.costs.explain import Bottleneck, Objective, Plan, Strategy
+from dovetail.costs.profile import JoinProfile
+from dovetail.costs.search import maximise_integer
 
 __all__ = ["minimum_budget", "tune"]
 
-# Components are rounded up to whole bytes one by one.
+# Components are rounded up to whole bytes individually.
 _ROUNDING_BYTES = 4
-# Doubling the memory must bring this much more than doubling the disk's speed for memory to be called the
-# limit.
+# Memory is reported as the bottleneck if doubling it brings this much more than doubling the disk's speed.
 _CLEARLY_MORE = 1.1
 _TUNERS: dict[Strategy, tuple[Callable[[JoinProfile, CostFactors], Tuner], ...]] = {
     "mesh": (MeshTuner,),
@@ -53,62 +51,24 @@ def tune(
     block_rows: int | None = None,
     max_block_rows: int | None = None,
 ) -> Plan:
-    """Plan a semi-stream join.
+    """Plan a semi-stream join: its parameters and the predictions of the model.
 
-    Parameters
-    ----------
-    strategy
-        ``"mesh"``, ``"hybrid"``, ``"balanced"``, ``"index_nested_loop"`` or ``"auto"``.
-    profile
-        What is joined.
-    factors
-        What operations cost here; see `calibrate`.
-    objective
-        ``"rate"``: the highest service rate within `budget`. ``"memory"``: the least memory that serves
-        `rate`.
-    budget
-        Memory, as `Budget.parse` takes it; needed with objective ``"rate"``, and with ``"memory"`` an upper
-        limit.
-    rate
-        Stream tuples per second; needed with objective ``"memory"``.
-    block_rows
-        Plan with blocks of this many rows instead of choosing.
-    max_block_rows
-        Choose blocks of at most so many rows.
+    ``objective="rate"`` finds the highest service rate within `budget`; ``"memory"`` the least memory, within `budget`
+    if given, that serves `rate` stream tuples per second. Blocks have `block_rows` rows if given, else at most
+    `max_block_rows`. Raises a `BudgetError` that names the minimum if the budget is too small for the strategy, and a
+    `PlanError` that names the highest possible rate if no memory is enough.
 
-    Returns
-    -------
-    Plan
-        The parameters, and what the model predicts of them.
-
-    Raises
-    ------
-    BudgetError
-        The budget is below the least that the strategy needs here; the message names it.
-    PlanError
-        No memory is enough for the rate; the message names the highest rate that there is.
-
-    Examples
-    --------
-    The MESHJOIN paper's setting, disk-bound: 1 % of R.
-
-    >>> profile = JoinProfile.declared(relation_rows=3_500_000)
+    >>> profile = JoinProfile.declared(relation_rows=3_500_000)  # the MESHJOIN paper's setting: 1 % of R
     >>> factors = CostFactors.of_papers(probe_s=1e-7, output_s=1e-7, append_s=2e-7, expire_s=2e-7)
     >>> plan = tune("mesh", profile=profile, factors=factors, budget="4.2MB")
     >>> plan.binds, plan.total_bytes <= 4_200_000, round(plan.service_rate, -3)
     ('disk', True, 28000.0)
-
-    The same rate again, with as little memory as possible.
-
-    >>> again = tune("mesh", profile=profile, factors=factors, objective="memory", rate=28_000)
-    >>> again.service_rate >= 28_000, again.total_bytes <= 4_300_000
-    (True, True)
     """
     tuners = _tuners_of(strategy, profile, factors)
     blocks = _block_range(tuners[0], profile, block_rows, max_block_rows)
     if objective == "rate":
         if budget is None:
-            raise PlanError("objective='rate' needs the memory to stay within.", hint="Pass budget=...")
+            raise PlanError("objective='rate' needs a memory budget.", hint="Pass budget=...")
         if rate is not None:
             raise PlanError("rate=... belongs to objective='memory'.", hint="Leave it out, or change the objective.")
         budget_bytes = Budget.parse(budget).total_bytes
@@ -143,16 +103,7 @@ def tune(
 def minimum_budget(
     strategy: Strategy, *, profile: JoinProfile, factors: CostFactors, block_rows: int | None = None
 ) -> int:
-    """The least budget, in bytes, with which the strategy can work at all.
-
-    Examples
-    --------
-    MESHJOIN needs a row to read into, and a window of one tuple per block: the minimum is where both balance.
-
-    >>> factors = CostFactors.of_papers()
-    >>> minimum_budget("mesh", profile=JoinProfile.declared(relation_rows=3_500_000), factors=factors)
-    183344
-    """
+    """The smallest budget, in bytes, with which the strategy works."""
     tuners = _tuners_of(strategy, profile, factors)
     return _minimum(tuners, _block_range(tuners[0], profile, block_rows, None))
 
@@ -188,7 +139,7 @@ def _fastest(tuners: list[Tuner], blocks: tuple[int, int], budget_bytes: float) 
         def rate(block_rows: int) -> float:
             setting = tuner.for_budget(block_rows, budget_bytes)
             if setting is None:
-                # The search must find the block sizes that fit, however few: nearer to fitting is better.
+                # The search must find the block sizes that fit, however few: closer to fitting is better.
                 return -float(tuner.minimum_bytes(block_rows))
             return setting.cost.service_rate
 
@@ -258,7 +209,7 @@ def _plan(
 
 
 def _gains(setting: Setting, tuner: Tuner) -> dict[str, float]:
-    """Service rate with disk, CPU or memory doubled over that without, blocks staying as they are."""
+    """Service rate with disk, CPU or memory doubled, relative to the current one, with the same block size."""
     factors = tuner.factors
     changed = {
         "disk": (factors.with_faster(disk=2.0), 1),

@@ -1,4 +1,4 @@
-"""Time the operators' kernels and the Arrow calls that they make."""
+"""Times the operators' kernels and their Arrow calls."""
 
 import statistics
 import time
@@ -10,17 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dovetail.costs.costs import Curve
+from dovetail.joins.calibration.operators import measure_operators
 from dovetail.kernels.multimap import DENSE_LOAD, MultiMap
 from dovetail.kernels.sorted_codes import lookup_sorted, make_fences
-from dovetail.model._operators import measure_operators
-from dovetail.model.costs import Curve
 
 _BLOCK_ROWS = 8192
 _BATCH_ROWS = 1 << 16
 _PAYLOAD_BYTES = 100
 _FENCE_STRIDE = 256
-# Most rows of R find no stream tuple waiting; most stream tuples that a cache is worth having for are served
-# by it.
+# Most rows of R find no waiting tuple; where a cache is worthwhile, it serves most stream tuples.
 _WINDOW_HIT_RATIO = 0.1
 _CACHE_HIT_RATIO = 0.7
 _OPERATOR_ROWS = 1 << 15
@@ -33,25 +32,28 @@ def measure_cpu(table_entries: tuple[int, ...], repeats: int) -> dict[str, Any]:
         name: Curve(tuple((float(entries), costs[name]) for entries, costs in tables)) for name in tables[0][1]
     }
     rows = _measure_rows(repeats)
-    # How costs depend on a table's size is the kernels' to tell, what they are at one size the operators'.
+    # The kernels tell how costs depend on a table's size, the operators what they are at one size.
     size = min(_OPERATOR_ROWS, max(table_entries) * 4)
     times = measure_operators(size, repeats)
-    # HYBRIDJOIN's tuples leave one way and MESHJOIN's the other; all else of a cycle over everything is the same.
+    # HYBRIDJOIN and MESHJOIN differ only in how tuples leave; the rest of a cycle is the same.
     remove_s = max(curves["remove_s"].at(size), curves["expire_s"].at(size) + times.removal_s)
     measured = curves["remove_s"].at(size)
-    # With very small tables the clock may see no difference.
+    # With very small tables the difference may be below the clock's resolution.
     curves["remove_s"] = curves["remove_s"].scaled(remove_s / measured) if measured else Curve.constant(remove_s)
     curves["append_s"] = curves["append_s"].scaled(times.append_s / curves["append_s"].at(size))
-    # A difference of two times; what it cannot be less than is taking the row.
+    # A difference of two times; taking the row is its lower bound.
     rows["output_s"] = max(times.output_s, rows["gather_s"])
-    # A hit is a probe and a result, which the model has as a term of its own.
+    # A hit is a probe and a result; the model has a separate term for the result.
     probe_s = max(curves["cache_probe_s"].at(size), times.hit_s - rows["output_s"])
     curves["cache_probe_s"] = curves["cache_probe_s"].scaled(probe_s / curves["cache_probe_s"].at(size))
-    return curves | rows | {"step_s": times.step_s, "index_step_s": times.index_step_s}
+    # A looked-up tuple costs more than finding, fetching and copying its row: the rest is added to finding it.
+    rows["lookup_s"] = max(rows["lookup_s"], times.lookup_s - rows["gather_s"] - rows["output_s"])
+    steps = {"step_s": times.step_s, "index_step_s": times.index_step_s, "lookup_call_s": times.lookup_call_s}
+    return curves | rows | steps
 
 
 def _measure_table(entries: int, repeats: int) -> dict[str, float]:
-    """Costs per operation on a window, and on a cache, of so many entries."""
+    """Costs per operation on a window, and on a cache, of `entries` entries."""
     generator = np.random.Generator(np.random.PCG64(entries))
     window, cache = _Window(entries), MultiMap(entries, DENSE_LOAD)
     chunk = max(1, min(entries // 2, _BLOCK_ROWS))
@@ -68,7 +70,7 @@ def _measure_table(entries: int, repeats: int) -> dict[str, float]:
         probe_s.append(_seconds(lambda: window.index.probe(rows)) / _BLOCK_ROWS)
         cache_probe_s.append(_seconds(lambda: cache.probe(tuples)) / _BLOCK_ROWS)
     for _ in chunks:
-        # Those of scattered codes leave, and others come to where they were.
+        # Scattered codes leave, and others take their places.
         leaving = generator.permutation(window.index.codes_of(window.index.live_seqs()))[:chunk]
         removal_s = _seconds(partial(window.index.remove_codes, leaving))
         room = entries - len(window.index)
@@ -76,7 +78,7 @@ def _measure_table(entries: int, repeats: int) -> dict[str, float]:
         remove_s.append((removal_s + refill_s) / room)
     append = statistics.median(append_s[1:])
     return {
-        # The first round compiles what is not compiled yet.
+        # The first round compiles the kernels.
         "probe_s": statistics.median(probe_s[1:]),
         "cache_probe_s": statistics.median(cache_probe_s[1:]),
         "expire_s": statistics.median(expire_s[1:]),
@@ -118,7 +120,7 @@ def _measure_rows(repeats: int) -> dict[str, float]:
 
 
 class _Window:
-    """A multi-map and the columns of 20-byte stream tuples beside it, as in the operators' windows."""
+    """A multi-map with the columns of 20-byte stream tuples, as in the operators' windows."""
 
     def __init__(self, capacity: int) -> None:
         self.index = MultiMap(capacity, DENSE_LOAD)
@@ -145,12 +147,12 @@ def _stream_batch(rows: int) -> pa.RecordBatch:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    # The processor's time: what else the machine does meanwhile is not ours.
+    # CPU time: other load on the machine does not count.
     started = time.process_time()
     action()
     return time.process_time() - started
 
 
 def _median(action: Callable[[], object], repeats: int) -> float:
-    action()  # compiles what is not compiled yet, and touches the memory
+    action()  # compiles the kernels and touches the memory
     return statistics.median(_seconds(action) for _ in range(repeats))

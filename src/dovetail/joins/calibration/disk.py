@@ -1,4 +1,4 @@
-"""Time reads of a file that was written for the purpose."""
+"""Times reads of a scratch file."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ _LARGE_BLOCK = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DiskTimes:
-    """What a read costs: a call, a seek where it does not continue the last one, and the transfer."""
+    """The cost of a read: a call, a seek unless it continues the last read, and the transfer."""
 
     seek_s: float
     bandwidth_bytes_per_s: float
@@ -28,17 +28,17 @@ class DiskTimes:
 
 
 def measure_disk(directory: Path, size_bytes: int, *, bypass_page_cache: bool, reads: int) -> DiskTimes:
-    """Time sequential reads in small and in large blocks, and random reads in small ones.
+    """Time sequential reads in small and large blocks, and random reads in small ones.
 
-    Bypassing the page cache means direct I/O where the file system offers it; where it does not (memory file
-    systems), the file's pages are dropped before each pass instead.
+    The page cache is bypassed by direct I/O if the file system supports it; otherwise (memory file systems) the file's
+    pages are dropped before each pass.
     """
     size_bytes = max(size_bytes // _LARGE_BLOCK, 2) * _LARGE_BLOCK
     with _scratch_file(directory, size_bytes) as path:
         descriptor, is_direct = _open(path, bypass_page_cache)
         try:
             drops_pages = bypass_page_cache and not is_direct
-            # The buffer of a direct read must be aligned, which an anonymous mapping is.
+            # Direct reads need an aligned buffer, such as an anonymous mapping.
             with mmap.mmap(-1, _LARGE_BLOCK) as buffer:
                 generator = np.random.Generator(np.random.PCG64(1))
                 small_offsets = np.arange(0, size_bytes, _SMALL_BLOCK)[:reads]
@@ -55,8 +55,8 @@ def measure_disk(directory: Path, size_bytes: int, *, bypass_page_cache: bool, r
         finally:
             os.close(descriptor)
     small_s, large_s, random_s = times
-    # Two block sizes, two unknowns. On a loaded machine the small reads may come out slower per byte than the
-    # large ones by more than a call costs, or the other way round; neither unknown may become negative.
+    # Two block sizes, two unknowns. On a loaded machine the times may be inconsistent; neither unknown may become
+    # negative.
     bandwidth = max((_LARGE_BLOCK - _SMALL_BLOCK) / max(large_s - small_s, 1e-9), _LARGE_BLOCK / large_s)
     return DiskTimes(
         seek_s=max(0.0, random_s - small_s),
@@ -71,7 +71,7 @@ def _scratch_file(directory: Path, size_bytes: int) -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(prefix="dovetail-calibration-", dir=directory)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            # Not zeros: some devices and file systems do not store those.
+            # Not zeros: some devices and file systems do not store them.
             block = np.random.Generator(np.random.PCG64(0)).bytes(_LARGE_BLOCK)
             for _ in range(size_bytes // _LARGE_BLOCK):
                 file.write(block)

@@ -1,7 +1,7 @@
-"""Time what operators themselves cost, on a small relation in memory: a step, a tuple, a result, a hit.
+"""Times the operators themselves on a small relation in memory: a step, a tuple, a result, a hit.
 
-The kernels alone are a part of that: a step is some hundred calls of Python, numpy and Arrow around them, and a result
-is copied out of the window and the block, column by column. The models' factors are those of the whole.
+The kernels are only part of it: a step is some hundred calls of Python, numpy and Arrow around them, and a result is
+copied out of the window and the block, column by column. The models' factors include all of that.
 """
 
 import statistics
@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from dovetail.operators import SemiStreamOperator
+    from dovetail.joins import SemiStreamOperator
 
 __all__ = ["OperatorTimes", "measure_operators"]
 
@@ -26,33 +26,28 @@ _STREAM_SCHEMA = pa.schema({"__code": pa.int64(), "k": pa.int64(), "v": pa.int64
 _BUDGET_BYTES = 64_000_000
 _STEPS = 128
 _SMALL_BLOCK_ROWS = 16
-_VISITED_ROWS = 256  # the index leads to so many rows at once
+_FEW_TUPLES = 64
+_VISITED_ROWS = 256  # rows per index visit
 
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """Seconds of a step with next to nothing to do, and per tuple that enters, result, and hit of a cache.
-
-    Attributes
-    ----------
-    index_step_s
-        The same for a step that finds its block by the index.
-    removal_s
-        What a tuple that leaves from the middle costs more than one that leaves by age.
-    """
+    """Seconds of a step with almost no work, and per entering tuple, result, and cache hit."""
 
     step_s: float
-    index_step_s: float
+    index_step_s: float  # of a step that finds its block by the index
     append_s: float
-    removal_s: float
+    removal_s: float  # the additional cost of leaving from the middle rather than by age
     output_s: float
     hit_s: float
+    lookup_call_s: float
+    lookup_s: float
 
 
 def measure_operators(rows: int, repeats: int) -> OperatorTimes:
-    """Run MESHJOIN, HYBRIDJOIN and SSBJ on a relation of so many rows of 120 bytes, with a window of as many tuples."""
-    # The operators know the models; here it is the other way round, and only while measuring.
-    from dovetail.operators import BalancedJoin, HybridJoin, MeshJoin, join_spec
+    """Run MESHJOIN, HYBRIDJOIN and SSBJ on a relation of `rows` rows of 120 bytes, with a window of as many tuples."""
+    # Imported here: the operators import the cost models, and only measuring needs the operators.
+    from dovetail.joins import BalancedJoin, HybridJoin, LookupJoin, MeshJoin, join_spec
     from dovetail.relation import Relation
 
     generator = np.random.Generator(np.random.PCG64(11))
@@ -81,7 +76,7 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
             steps = visiting.metrics.disk_steps - steps_before
             index_step_s.append(max(0.0, in_steps_s - in_one_step_s) / max(1, steps - 1))
 
-        # A window of as many tuples as there are rows: as many enter and leave with each step as rows are read.
+        # The window holds as many tuples as there are rows: per step, as many enter and leave as rows are read.
         few = min(rows, _SMALL_BLOCK_ROWS)
         spec = join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES, block_rows=few, chunk_rows=few)
         stepping, steps = MeshJoin(spec), min(rows // few, _STEPS)
@@ -91,14 +86,24 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
         for part in (parts * (repeats + 1))[: repeats + 1]:
             step_s.append(_seconds(partial(_offer, stepping, part)) * few / part.num_rows)
 
+        # Two batch sizes separate the cost of a batch from that of a tuple.
+        looking, few_tuples = (
+            LookupJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES)),
+            min(rows, _FEW_TUPLES),
+        )
+        small_s = [
+            _seconds(lambda: _consume(looking.offer(matched.slice(0, few_tuples)))) for _ in range(4 * repeats + 1)
+        ]
+        large_s = [_seconds(lambda: _consume(looking.offer(matched))) for _ in range(repeats + 1)]
+
         cached = BalancedJoin(join_spec(relation, _STREAM_SCHEMA, budget=_BUDGET_BYTES), switching_factor=1e-3)
         for _ in range(40):
-            if len(cached.cache) >= rows:
+            if len(cached.cache or ()) >= rows:
                 break
             _consume(cached.offer(matched))
             _consume(cached.drain())
         hit_s = [_seconds(lambda: _consume(cached.offer(matched))) for _ in range(repeats + 1)]
-    # The first round compiles what is not compiled yet, and touches the memory.
+    # The first round compiles the kernels and touches the memory.
     append_s, per_output_s = statistics.median(add_s[1:]) / rows, statistics.median(output_s[1:]) / rows
     return OperatorTimes(
         step_s=max(0.0, statistics.median(step_s[1:]) - few * (append_s + per_output_s)),
@@ -107,6 +112,8 @@ def measure_operators(rows: int, repeats: int) -> OperatorTimes:
         removal_s=statistics.median(removal_s[1:]) / rows,
         output_s=per_output_s,
         hit_s=statistics.median(hit_s[1:]) / rows,
+        lookup_call_s=statistics.median(small_s[1:]),
+        lookup_s=max(0.0, statistics.median(large_s[1:]) - statistics.median(small_s[1:])) / rows,
     )
 
 
@@ -124,7 +131,7 @@ def _consume(batches: Iterator[pa.RecordBatch]) -> None:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    # The processor's time: what else the machine does meanwhile is not ours.
+    # CPU time: other load on the machine does not count.
     began = time.process_time()
     action()
     return time.process_time() - began
