@@ -1,8 +1,8 @@
-"""Conditions between the columns of a stream tuple and of a relation row, beyond the equality of their keys.
+"""Conditions between columns of a stream tuple and a relation row, beyond the equality of their keys.
 
-A condition is asked about many pairs at once: two record batches of the same length, pair i being row i of both. Its
-answer is true only where it is certainly true: a comparison with NULL is not. Floating-point numbers compare as in
-Spark: NaN equals NaN and is above every other number.
+A condition is evaluated on many pairs at once: two record batches of the same length, pair i being row i of both. Its
+result is true only if it is certainly true: a comparison with NULL is not. Floating-point numbers compare as in Spark:
+NaN equals NaN and is above every other number.
 
 The same condition objects serve as the residual of an equality join and, with ``mesh``, as the whole condition.
 """
@@ -12,35 +12,34 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError
+from dovetail.core.arrays import BoolArray
+from dovetail.core.errors import PlanError
 
 __all__ = ["AllOf", "BatchPredicate", "Comparison", "Condition", "Range"]
 
-BoolArray = npt.NDArray[np.bool_]
 ComparisonOperator = Literal["<", "<=", "=", "!=", ">=", ">"]
 _OPERATORS = ("<", "<=", "=", "!=", ">=", ">")
 
 
 class Condition(Protocol):
-    """What the operators need of a condition."""
+    """The interface of conditions."""
 
     def columns(self, stream: pa.Schema, relation: pa.Schema) -> tuple[list[str], list[str]]:
-        """The columns that it reads of each side; a `PlanError` if one is missing or of a wrong type."""
+        """The columns it reads of each side; a `PlanError` if one is missing or has a wrong type."""
 
     def mask(self, stream: pa.RecordBatch, relation: pa.RecordBatch) -> BoolArray:
-        """Which pairs satisfy it. The batches hold at least the columns it asked for."""
+        """Which pairs satisfy it. The batches hold at least the columns it reads."""
 
     def describe(self) -> str:
-        """The condition as text; part of what a snapshot must agree on."""
+        """The condition as text; snapshots are matched by it."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One column of the stream compared with one of the relation.
+    """A stream column compared with a relation column.
 
     Examples
     --------
@@ -73,14 +72,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Range:
-    """A stream column between two relation columns, such as ``valid_from <= ts < valid_to``.
+    """A stream column between two relation columns, such as ``valid_from <= ts < valid_to``; a NULL bound matches
+    nothing.
 
     Parameters
     ----------
     stream_column, low, high
-        The stream's column, and the relation's columns with the two ends. An end that is NULL matches nothing.
+        The stream's column, and the relation's columns with the bounds.
     includes_low, includes_high
-        Whether the ends themselves are inside.
+        Whether the bounds themselves are included.
 
     Examples
     --------
@@ -117,17 +117,17 @@ class Range:
 
 @dataclass(frozen=True)
 class BatchPredicate:
-    """A function of two record batches of the same length that gives one boolean per pair.
+    """A function of two record batches of the same length that returns one boolean per pair.
 
     Parameters
     ----------
     function
-        Called with the stream's and the relation's columns of many pairs; gives a boolean Arrow or numpy array of the
-        same length, where NULL counts as false. It must depend on its arguments only.
+        Called with the stream's and the relation's columns of many pairs; returns a boolean Arrow or numpy array of the
+        same length, in which NULL counts as false. It must depend on its arguments only.
     stream_columns, relation_columns
-        The columns that it needs; None means all. Naming them saves work and memory.
+        The columns it needs; None means all. Naming them saves work and memory.
     name
-        How messages call it, and what a snapshot remembers it by; the function's own name if None.
+        Its name in messages and snapshots; default: the name of the function.
 
     Examples
     --------
@@ -157,7 +157,7 @@ class BatchPredicate:
         return wanted
 
     def mask(self, stream: pa.RecordBatch, relation: pa.RecordBatch) -> BoolArray:
-        """See `Condition.mask`; every way in which the function can go wrong is a `PlanError` that names it."""
+        """See `Condition.mask`; every failure of the function is a `PlanError` that names it."""
         if self.stream_columns is not None:
             stream = stream.select(list(self.stream_columns))
         if self.relation_columns is not None:
@@ -173,11 +173,11 @@ class BatchPredicate:
         if not isinstance(answer, np.ndarray) or answer.dtype != np.bool_ or answer.ndim != 1:
             given = getattr(answer, "type", None) or getattr(answer, "dtype", None) or type(answer).__name__
             raise PlanError(
-                f"{self.describe()} gave {given} instead of a boolean array.",
-                hint="Give a boolean pyarrow or numpy array with one value per pair.",
+                f"{self.describe()} returned {given} instead of a boolean array.",
+                hint="Return a boolean pyarrow or numpy array with one value per pair.",
             )
         if len(answer) != stream.num_rows:
-            raise PlanError(f"{self.describe()} gave {len(answer)} values for {stream.num_rows} pairs.")
+            raise PlanError(f"{self.describe()} returned {len(answer)} values for {stream.num_rows} pairs.")
         return answer
 
     def describe(self) -> str:
@@ -186,7 +186,7 @@ class BatchPredicate:
 
 
 class AllOf:
-    """Several conditions that must all hold.
+    """A conjunction of conditions.
 
     Examples
     --------
@@ -216,6 +216,16 @@ class AllOf:
     def describe(self) -> str:
         """See `Condition.describe`."""
         return " and ".join(condition.describe() for condition in self.conditions)
+
+
+def band_of(condition: "Condition | None") -> Range | None:
+    """A range implied by a condition, if there is one: the window can be searched in its order."""
+    if isinstance(condition, Range):
+        return condition
+    if isinstance(condition, AllOf):
+        return next((found for part in condition.conditions if (found := band_of(part)) is not None), None)
+    band = getattr(condition, "band", None)
+    return band() if callable(band) else None
 
 
 def compare(left: pa.Array, operator: ComparisonOperator, right: pa.Array) -> BoolArray:

@@ -1,61 +1,89 @@
-"""What an operator does now, as a `Plan`: its parameters and memory as they are, its costs by its paper's model."""
+"""Explains an operator as a `Plan`: its current parameters and memory, and its costs by the paper's model."""
 
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.model.balanced import BalancedModel
-from dovetail.model.costs import CostFactors, Curve, LoopCost
-from dovetail.model.explain import Bottleneck, Plan, Strategy
-from dovetail.model.hybrid import HybridModel
-from dovetail.model.inl import IndexNestedLoopModel
-from dovetail.model.mesh import MeshModel
-from dovetail.model.profile import JoinProfile
-from dovetail.operators.protocol import RelationShard
+from dovetail.costs.balanced import BalancedModel
+from dovetail.costs.costs import CostFactors, Curve, LoopCost
+from dovetail.costs.explain import Bottleneck, Plan, Strategy
+from dovetail.costs.host import HostCosts
+from dovetail.costs.hybrid import HybridModel
+from dovetail.costs.inl import IndexNestedLoopModel
+from dovetail.costs.mesh import MeshModel
+from dovetail.costs.profile import JoinProfile
+from dovetail.joins.protocol import RelationShard
+from dovetail.kernels.pages import PAGE_BYTES
 from dovetail.relation.io import SimulatedDisk
 
 if TYPE_CHECKING:
-    from dovetail.operators.base import SemiStreamOperator
+    from dovetail.joins.engine import SemiStreamOperator
 
-__all__ = ["explain_operator", "factors_for", "plan_of"]
+__all__ = ["BATCH_ROWS", "DEVICE_READ_S", "explain_operator", "factors_for", "lookup_cost", "plan_of"]
 
 _DIRECT_READ_S = 1e-4
+_MEMORY_BYTES_PER_S = 20e9
+_TAKE_S = 2e-5  # taking rows from one record batch, in addition to the cost per row
+_USUAL_LOOKUPS = 65_536
+BATCH_ROWS = 65_536
+"""Typical rows per record batch of a relation, and the maximum number of tuples per lookup."""
+DEVICE_READ_S = 1e-6
+"""A page read that takes longer is not from memory."""
 
 
-def factors_for(shard: RelationShard) -> CostFactors:
-    """Cost factors to begin with: those of a usual processor, and of the disk that the shard is read from.
+_USUAL_COSTS = CostFactors(
+    seek_s=1e-4,
+    bandwidth_bytes_per_s=1e9,
+    read_call_s=2e-5,
+    probe_s=Curve(((1 << 12, 8e-9), (1 << 20, 25e-9))),
+    cache_probe_s=Curve.constant(30e-9),
+    output_s=150e-9,
+    expire_s=Curve.constant(60e-9),
+    remove_s=Curve.constant(360e-9),
+    stream_read_s=10e-9,
+    append_s=Curve.constant(80e-9),
+    lookup_s=300e-9,
+    lookup_call_s=3e-4,
+    gather_s=700e-9,
+    step_s=3e-4,
+    index_step_s=4e-4,
+)
 
-    `dovetail.calibrate` measures them; pass what it gives where the difference matters.
-    """
+
+def factors_for(shard: RelationShard, host: HostCosts | None = None) -> CostFactors:
+    """Cost factors of a shard: of this host's processor, or a typical one, and of the disk it is read from."""
     disk = shard.disk
-    cpu = CostFactors(
-        seek_s=1e-4,
-        bandwidth_bytes_per_s=1e9,
-        read_call_s=2e-5,
-        probe_s=Curve(((1 << 12, 8e-9), (1 << 20, 25e-9))),
-        cache_probe_s=Curve.constant(30e-9),
-        output_s=150e-9,
-        expire_s=Curve.constant(60e-9),
-        remove_s=Curve.constant(360e-9),
-        stream_read_s=10e-9,
-        append_s=Curve.constant(80e-9),
-        lookup_s=300e-9,
-        gather_s=700e-9,
-        step_s=3e-4,
-        index_step_s=4e-4,
-    )
+    if host is not None and disk is None and shard.io_mode != "map":
+        return host.direct if shard.io_mode == "direct" else host.cached
+    cpu = _USUAL_COSTS if host is None else host.cached
     if isinstance(disk, SimulatedDisk):
         return cpu.with_disk(seek_s=disk.seek_s, bandwidth_bytes_per_s=disk.bandwidth_bytes_per_s)
     if disk is None and shard.io_mode == "map":
-        return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=20e9)
+        # Mapped pages are read in place: no call, no copy.
+        return cpu.with_disk(seek_s=0.0, bandwidth_bytes_per_s=_MEMORY_BYTES_PER_S)
     if shard.io_mode == "direct":
-        # A block is a read for its codes and one or two for each column, and each waits for the disk.
+        # A block takes one read for its codes and one or two per column; each waits for the disk.
         return replace(cpu, read_call_s=_DIRECT_READ_S * (1 + len(shard.schema)))
     return cpu
 
 
+def lookup_cost(shard: RelationShard, factors: CostFactors, tuples: float) -> LoopCost:
+    """The cost of looking up this many distinct tuples of a shard together."""
+    calls = max(1.0, tuples / BATCH_ROWS)
+    batches = min(tuples, calls * shard.num_rows / BATCH_ROWS)
+    page_s = factors.read_seconds(PAGE_BYTES, sequential=False)
+    terms = {
+        # A page of codes and a page of rows, if they are not in memory.
+        "read": 2 * tuples * page_s if page_s > DEVICE_READ_S else 0.0,
+        "lookup": calls * factors.lookup_call_s + tuples * factors.lookup_s,
+        "gather": batches * _TAKE_S + tuples * factors.gather_s,
+        "output": tuples * factors.output_s,
+    }
+    return LoopCost(terms, stream_tuples=tuples)
+
+
 def explain_operator(operator: "SemiStreamOperator", factors: CostFactors) -> Plan:
-    """What one of the papers' operators does now, and what its paper's model predicts of that."""
+    """What one of the papers' operators does now, and the cost its paper's model predicts."""
     metrics, shard = operator.metrics, operator.spec.shard
     served = max(1, metrics.stream_tuples_in)
     hits = metrics.cache_hits + metrics.negative_hits
@@ -79,13 +107,16 @@ def explain_operator(operator: "SemiStreamOperator", factors: CostFactors) -> Pl
         chunk = max(1, round(cost.stream_tuples))
     elif operator.kind == "balanced":
         strategy, cost = "balanced", BalancedModel(profile, factors).loop(block_rows, cached_rows, chunk)
+    elif operator.kind == "lookup":
+        strategy, cost = "lookup", lookup_cost(shard, factors, _USUAL_LOOKUPS)
+        chunk = window = 0
     elif operator.kind == "index_nested_loop":
         pool_pages = operator.budget.total_bytes / (block_rows * profile.relation_row_bytes)
         strategy, cost = "index_nested_loop", IndexNestedLoopModel(profile, factors).loop(block_rows, pool_pages)
         chunk = window = 0
     else:
         strategy, cost = "mesh", MeshModel(profile, factors).loop(block_rows, chunk)
-    access = "index" if operator.kind in ("hybrid", "index_nested_loop") else "scan"
+    access = "index" if operator.kind in ("hybrid", "index_nested_loop", "lookup") else "scan"
     why = (
         f"The disk takes {cost.disk_seconds / cost.seconds:.0%} of the time." if cost.seconds else "Nothing costs time."
     )
@@ -103,7 +134,7 @@ def plan_of(
     cached_rows: int,
     hit_ratio: float,
 ) -> Plan:
-    """A plan of an operator as it is, with a predicted cost."""
+    """A plan of the operator's current state, with a predicted cost."""
     binds: Bottleneck = "disk" if cost.disk_seconds > cost.seconds / 2 else "cpu"
     return Plan(
         strategy=strategy,

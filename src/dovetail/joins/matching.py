@@ -1,8 +1,8 @@
-"""Finding the waiting tuples that a block of the relation may match, in pieces of bounded size.
+"""Finds the waiting tuples that a block of the relation may match, in pieces of bounded size.
 
-A matcher gives candidate pairs (row of the block, position in the window). By equal codes is the rule; for conditions
-without equality the window is searched in the order of the column that a range is about, or, for any other condition,
-every tuple is a candidate for every row.
+A matcher returns candidate pairs (row of the block, position in the window), usually by equal codes. For a range
+without equality the window is searched in the order of the range's column; for any other condition every tuple is a
+candidate for every row.
 """
 
 from collections.abc import Iterator
@@ -13,48 +13,41 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.joins.conditions import Range, band_of
+from dovetail.joins.protocol import RelationBlock
+from dovetail.joins.spec import JoinSpec
+from dovetail.joins.window.stream_window import StreamWindow
+from dovetail.joins.window.tuple_store import Positions
 from dovetail.kernels.multimap import ProbeState
 from dovetail.kernels.sorted_codes import expand_ranges
-from dovetail.operators.conditions import AllOf, Condition, Range
-from dovetail.operators.protocol import RelationBlock
-from dovetail.operators.spec import JoinSpec
-from dovetail.operators.tuple_store import Positions
-from dovetail.operators.window import StreamWindow
 
 __all__ = ["Matcher", "expand_in_pieces", "matcher_for"]
 
-Int64Array = npt.NDArray[np.int64]
 Pairs = Iterator[tuple[Positions, Positions]]
 
 
 class Matcher(Protocol):
-    """Gives candidate pairs, and keeps what it needs to find them.
-
-    Attributes
-    ----------
-    bytes_per_tuple
-        The most bytes that it holds or needs for a moment per waiting tuple.
-    """
+    """Returns candidate pairs. `bytes_per_tuple` is the most it holds, or needs for a moment, per waiting tuple."""
 
     bytes_per_tuple: int
 
     @property
-    def nbytes(self) -> int:
-        """Bytes held."""
+    def nbytes(self) -> int: ...
 
     def pairs(self, block: RelationBlock, window: StreamWindow, max_pairs: int) -> Pairs:
-        """Pieces of at most ``max_pairs`` (rows of the block, positions in the window); every pair in one piece.
+        """Pieces of at most ``max_pairs`` (rows of the block, positions in the window); every pair is in one piece.
 
         The pairs and their order depend on the block and the window only, not on ``max_pairs``.
         """
 
 
 def matcher_for(spec: JoinSpec) -> Matcher:
-    """The matcher that a join's condition allows."""
+    """The matcher for a join's condition."""
     if spec.has_equality:
         is_any_row_enough = spec.how in ("semi", "anti") and not (spec.must_recheck_keys or spec.condition)
         return _EqualCodes(is_any_row_enough)
-    band = _range_in(spec.condition)
+    band = band_of(spec.condition)
     if band is not None and _is_sortable(spec, band):
         return _OrderedRange(band, spec.stream_columns.get_field_index(band.stream_column))
     return _AllPairs()
@@ -72,7 +65,7 @@ class _EqualCodes:
     def pairs(self, block: RelationBlock, window: StreamWindow, max_pairs: int) -> Pairs:
         codes, rows_of_codes = block.codes, None
         if self._is_any_row_enough and codes.size > 1:
-            # The relation is sorted by code, so this leaves one row of most join values.
+            # The relation is sorted by code, so this leaves one row per value for most join values.
             is_first = np.concatenate([[True], codes[1:] != codes[:-1]])
             if not is_first.all():
                 rows_of_codes = np.flatnonzero(is_first)
@@ -87,14 +80,14 @@ class _EqualCodes:
 
 
 class _OrderedRange:
-    """Pairs in which the stream's value can lie between the row's two ends, by binary search in the ordered window.
+    """Pairs in which the stream's value can lie between the row's bounds, by binary search in the ordered window.
 
-    The order is kept from step to step: new tuples are merged in, those that have left are taken out. The ends are
-    taken as inclusive and as doubles, which keep the order of what they round; the condition itself is checked
-    afterwards on every candidate.
+    The order is kept from step to step: new tuples are merged in, tuples that left are removed. Bounds are treated as
+    inclusive and as doubles, which preserve the order of rounded values; the condition is checked afterwards on every
+    candidate.
     """
 
-    bytes_per_tuple = 2 * 2 * 8  # a value and a number each, and the same again while the order is renewed
+    bytes_per_tuple = 2 * 2 * 8  # a value and a number, and both again while the order is updated
 
     def __init__(self, band: Range, column: int) -> None:
         self._band = band
@@ -164,35 +157,32 @@ def expand_in_pieces(first: Int64Array, counts: Int64Array, positions: Int64Arra
                 yield rows + row, positions[taken]
             done, row = int(ends[stop - 1]), stop
             continue
-        # One row alone has more candidates than a piece may hold.
+        # A single row has more candidates than a piece may hold.
         yield np.full(max_pairs, row, np.int64), positions[first[row] : first[row] + max_pairs]
         first[row] += max_pairs
         counts[row] -= max_pairs
         done += max_pairs
 
 
-def _range_in(condition: Condition | None) -> Range | None:
-    """A range that must hold for the condition to hold, if there is one."""
-    if isinstance(condition, Range):
-        return condition
-    if isinstance(condition, AllOf):
-        return next((found for part in condition.conditions if (found := _range_in(part)) is not None), None)
-    return None
-
-
 def _is_sortable(spec: JoinSpec, band: Range) -> bool:
-    """Whether `_sortable` keeps the order between the three columns of a range."""
+    """Whether `_sortable` preserves the order between the three columns of a range."""
     ends = [spec.shard.schema.field(name).type for name in (band.low, band.high)]
     kinds = [spec.stream_schema.field(band.stream_column).type, *ends]
     t = pa.types
     if all(t.is_integer(kind) or t.is_float32(kind) or t.is_float64(kind) for kind in kinds):
         return True
-    # Numbers of different units (days, microseconds) do not compare, so these must be of one type.
+    # Different units (days, microseconds) do not compare, so these must have one type.
+    kinds = [_without_place(kind) for kind in kinds]
     return len(set(kinds)) == 1 and bool(t.is_temporal(kinds[0])) and kinds[0].bit_width in (32, 64)
 
 
-def _sortable(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """A column as doubles in its own order, and which values are not NULL; NaN sorts last, as Spark has it."""
+def _without_place(kind: pa.DataType) -> pa.DataType:
+    """A timestamp type without its time zone: values of all time zones count from the same moment."""
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
+
+
+def _sortable(column: pa.Array) -> tuple[npt.NDArray[np.float64], BoolArray]:
+    """A column as doubles in its own order, and which values are not NULL; NaN sorts last, as in Spark."""
     valid = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.bool_)
     if pa.types.is_temporal(column.type):
         column = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32())

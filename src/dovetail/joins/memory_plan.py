@@ -1,20 +1,20 @@
-"""How an operator divides its budget: a block buffer, output on its way, and the window, which gets the rest."""
+"""Divides an operator's budget: a block buffer, output in flight, and the window, which gets the rest."""
 
 from dataclasses import dataclass, replace
 
-from dovetail.errors import BudgetError
-from dovetail.memory import format_bytes
-from dovetail.operators.output import OutputPlan
-from dovetail.operators.spec import JoinSpec
-from dovetail.operators.tuple_store import TupleStore
-from dovetail.operators.window import StreamWindow
+from dovetail.core.errors import BudgetError
+from dovetail.core.memory import format_bytes
+from dovetail.joins.output.columns import OutputPlan
+from dovetail.joins.spec import JoinSpec
+from dovetail.joins.window.stream_window import StreamWindow
+from dovetail.joins.window.tuple_store import TupleStore
 
 __all__ = ["MemoryPlan", "plan_memory", "with_blocks_in_place"]
 
 MAX_BATCH_ROWS = 65_536
 _MAX_BLOCK_ROWS = 65_536
 _CODE_BYTES = 8
-_PAIR_BYTES = 32  # a pair's row, position, sequence number and place in the batch, while it is looked at
+_PAIR_BYTES = 32  # a pair's row, position, sequence number and place in the batch, while it is examined
 _BLOCK_SHARE = 8
 _OUTPUT_SHARE = 16
 _FEWEST_ROWS = 16
@@ -22,26 +22,14 @@ _FEWEST_ROWS = 16
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose, and the numbers of rows that follow.
+    """Bytes by purpose, and the numbers of rows that follow."""
 
-    Attributes
-    ----------
-    block_rows, block_bytes
-        b, and what a block of b rows takes of the budget: nothing where it is a view of mapped pages.
-    read_bytes
-        What b rows of the mean length have, wherever they lie.
-    output_rows, output_bytes
-        The most pairs looked at and rows put out together, and what they take.
-    window_bytes
-        What the window may take, with the index, tuples and all that belongs to them.
-    """
-
-    block_rows: int
-    block_bytes: int
-    read_bytes: int
-    output_rows: int
+    block_rows: int  # b
+    block_bytes: int  # the part of the budget for a block: 0 if it is a view of mapped pages
+    read_bytes: int  # of b rows of the mean length, wherever they lie
+    output_rows: int  # the maximum number of pairs examined and rows emitted together
     output_bytes: int
-    window_bytes: int
+    window_bytes: int  # for the window with its index and tuples
 
 
 def plan_memory(
@@ -54,37 +42,19 @@ def plan_memory(
     output_share: int = _OUTPUT_SHARE,
     is_block_in_place: bool = False,
 ) -> MemoryPlan:
-    """Divide a budget.
+    """Divide a budget; raises a `BudgetError` with `minimum_bytes` if it is too small.
 
-    Parameters
-    ----------
-    spec
-        The join, with its budget and perhaps its b.
-    who
-        The operator, for messages.
-    bytes_per_tuple
-        What the operator keeps per waiting tuple besides the window.
-    other_bytes
-        What the operator keeps besides all of this, such as a cache or a resident index; what shedding keeps is added.
-    has_window
-        Whether tuples wait at all.
-    output_share
-        The part of what is not needed at least that is for output on its way, as a divisor.
-    is_block_in_place
-        Whether a block is a view of the page cache, which is not this process's memory. It costs nothing then, and is
-        as long as a record batch unless the spec says otherwise.
-
-    Raises
-    ------
-    BudgetError
-        If the budget is too small; `minimum_bytes` says what would do.
+    `bytes_per_tuple` and `other_bytes` are what the operator keeps per waiting tuple and in total, besides the window;
+    the needs of shedding are added. Output gets one part in `output_share` of what remains above the minimum. A block
+    in place is a view of the page cache: it costs nothing, and is as long as a record batch unless the spec says
+    otherwise.
     """
     total = spec.budget.total_bytes
     other_bytes += 0 if spec.shed is None else spec.shed.start().nbytes
     relation_row_bytes = max(1.0, spec.shard.row_bytes) + _CODE_BYTES
     output_row_bytes = OutputPlan(spec).row_bytes + _PAIR_BYTES
     if spec.condition is not None:
-        output_row_bytes *= 2  # the condition's own copy of the pairs' columns
+        output_row_bytes *= 2  # for the condition's copy of the pairs' columns
     fewest_block_rows = spec.block_rows or max(1, min(spec.shard.num_rows, _FEWEST_ROWS))
     held_row_bytes = 0.0 if is_block_in_place else relation_row_bytes
     least_block_bytes = int(fewest_block_rows * held_row_bytes)
@@ -118,14 +88,14 @@ def plan_memory(
 
 
 def with_blocks_in_place(plan: MemoryPlan, spec: JoinSpec) -> MemoryPlan:
-    """The same division with blocks as long as a record batch: for blocks that are views and take no memory."""
+    """The same division with blocks as long as a record batch, for blocks that are views."""
     rows = _rounded(max(1, min(_MAX_BLOCK_ROWS, spec.shard.num_rows)))
     row_bytes = max(1.0, spec.shard.row_bytes) + _CODE_BYTES
     return replace(plan, block_rows=rows, read_bytes=int(rows * row_bytes))
 
 
 def _rounded(rows: int) -> int:
-    """The power of two below: such blocks lie within the relation's record batches, and need no copy to be one."""
+    """The power of two below: such blocks lie within the relation's record batches and need no copy."""
     return 1 << (rows.bit_length() - 1)
 
 

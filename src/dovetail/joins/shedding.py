@@ -1,22 +1,20 @@
-"""What to drop when the input outruns the budget.
+"""What to drop when the input exceeds the budget.
 
-A policy is asked only when one was given and only while the window is full. Tuples that have already given results are
-never dropped, so the output is exactly the join of the tuples that were kept. What was dropped is counted per policy
-in ``metrics.shed``.
+A policy, if given, is consulted only while the window is full. Tuples that have already produced results are never
+dropped, so the output is exactly the join of the tuples that were kept. Dropped tuples are counted per policy in
+``metrics.shed``.
 """
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from dovetail.errors import PlanError
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.core.errors import PlanError
 
-__all__ = ["LeastJoinedFirst", "OldestFirst", "Random", "SheddingPolicy", "SheddingState"]
+__all__ = ["SHEDDING", "LeastJoinedFirst", "OldestFirst", "Random", "SheddingPolicy", "SheddingState"]
 
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 _COUNTERS = 4096
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(52)  # 64 - log2(_COUNTERS)
@@ -29,23 +27,23 @@ class SheddingState(Protocol):
     drops_arriving: bool
 
     def drop_arriving(self, count: int) -> BoolArray:
-        """Which of ``count`` arriving tuples, for which there is no room, are dropped."""
+        """Which of ``count`` arriving tuples that have no room are dropped."""
 
     def rank_waiting(self, codes: Int64Array) -> Int64Array | None:
-        """The waiting tuples (given oldest first) in the order in which to drop them; None: drop none of them."""
+        """The waiting tuples (given oldest first) in the order in which to drop them; None: drop none."""
 
     def observe(self, codes: Int64Array) -> None:
-        """Learn of the codes of pairs that were joined."""
+        """Learn the codes of joined pairs."""
 
     def save(self) -> dict[str, Any]:
-        """What a snapshot keeps, ready for JSON."""
+        """The state for a snapshot, JSON-able."""
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Continue from what `save` gave."""
+        """The inverse of `save`."""
 
 
 class SheddingPolicy(Protocol):
-    """What a spec names; it makes a `SheddingState` for each operator."""
+    """The policy in a spec; it creates a `SheddingState` for each operator."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +51,7 @@ class SheddingPolicy(Protocol):
 
 
 class _Stateless:
-    """Drops nothing, knows nothing: what the policies below change."""
+    """Drops nothing; the policies below override parts of it."""
 
     nbytes = 0
     drops_arriving = False
@@ -76,7 +74,7 @@ class _Stateless:
 
 @dataclass(frozen=True)
 class Random:
-    """Drop each arriving tuple for which there is no room with a probability; disk steps make room for the others.
+    """Drop each arriving tuple that has no room with a probability; disk steps make room for the others.
 
     Parameters
     ----------
@@ -100,11 +98,11 @@ class Random:
 
     @property
     def name(self) -> str:
-        """How `metrics.shed` calls it."""
+        """Its name in ``metrics.shed``."""
         return "random"
 
     def start(self) -> SheddingState:
-        """Make the policy's state for one operator."""
+        """Create the policy's state for one operator."""
         return _RandomState(self)
 
 
@@ -127,7 +125,7 @@ class _RandomState(_Stateless):
 
 @dataclass(frozen=True)
 class OldestFirst:
-    """Drop the tuples that have waited longest and have given no result yet; the newest news is kept.
+    """Drop the tuples that have waited longest and have no result yet; the newest are kept.
 
     Examples
     --------
@@ -137,11 +135,11 @@ class OldestFirst:
 
     @property
     def name(self) -> str:
-        """How `metrics.shed` calls it."""
+        """Its name in ``metrics.shed``."""
         return "oldest_first"
 
     def start(self) -> SheddingState:
-        """Make the policy's state for one operator."""
+        """Create the policy's state for one operator."""
         return _OldestState()
 
 
@@ -152,9 +150,9 @@ class _OldestState(_Stateless):
 
 @dataclass(frozen=True)
 class LeastJoinedFirst:
-    """Drop the waiting tuples whose join value has given the fewest results so far, the oldest first among equals.
+    """Drop the waiting tuples whose join value has produced the fewest results, oldest first among equals.
 
-    Results are counted per hash value of the code in a small fixed table, so that values may share a counter.
+    Results are counted per hash of the code in a small fixed table, so values may share a counter.
 
     Examples
     --------
@@ -166,11 +164,11 @@ class LeastJoinedFirst:
 
     @property
     def name(self) -> str:
-        """How `metrics.shed` calls it."""
+        """Its name in ``metrics.shed``."""
         return "least_joined_first"
 
     def start(self) -> SheddingState:
-        """Make the policy's state for one operator."""
+        """Create the policy's state for one operator."""
         return _LeastJoinedState()
 
 
@@ -194,3 +192,11 @@ class _LeastJoinedState(_Stateless):
 
 def _counter_of(codes: Int64Array) -> Int64Array:
     return ((codes.view(np.uint64) * _MIX) >> _SHIFT).astype(np.int64)
+
+
+SHEDDING: dict[str, SheddingPolicy] = {
+    "random": Random(rate=0.5),
+    "oldest": OldestFirst(),
+    "least_joined": LeastJoinedFirst(),
+}
+"""The policies by their names in flows and pipeline files."""

@@ -1,4 +1,4 @@
-"""What is to be joined, how, and within how much memory: the same spec serves every operator."""
+"""What to join, how, and within how much memory; one spec for all operators."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,11 +6,11 @@ from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 
-from dovetail.errors import PlanError, SchemaError
-from dovetail.memory import Budget
-from dovetail.operators.conditions import Condition
-from dovetail.operators.protocol import CODE_COLUMN, RelationShard
-from dovetail.operators.shedding import SheddingPolicy
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.core.memory import Budget
+from dovetail.joins.conditions import Condition
+from dovetail.joins.protocol import CODE_COLUMN, RelationShard
+from dovetail.joins.shedding import SheddingPolicy
 from dovetail.relation import Disk, IoMode, Relation
 
 __all__ = ["JoinSpec", "JoinType", "KeyNames", "columns_needed", "join_spec", "key_pairs"]
@@ -21,42 +21,39 @@ KeyNames = str | Sequence[str] | Mapping[str, str]
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """One shard of a stream joined with one shard of a relation; validated when it is made.
+    """One shard of a stream joined with one shard of a relation; validated on creation.
 
-    Most are made by `join_spec`, which opens the shard with just the columns that the join needs.
+    Usually created by `join_spec`, which opens the shard with only the columns that the join needs.
 
     Parameters
     ----------
     shard
-        The relation's shard. Columns that neither the output nor a condition needs are better left out of it: what is
-        read, cached and accounted for is what it gives.
+        The relation's shard. All its columns are read, cached and accounted for, so leave out those not needed.
     stream_schema
-        The columns of every stream batch: ``__code`` (int64, NULL where the key has a NULL), then the tuple's own.
-        Without `on` there is no code.
+        The columns of every stream batch: ``__code`` (int64, NULL if the key has a NULL), then the tuple's own. Without
+        `on` there is no code.
     on
-        Pairs (stream column, relation column) of the key. Empty: no equality, `condition` says it all.
+        Pairs (stream column, relation column) of the key. Empty: no equality, only `condition`.
     how
         ``"inner"``, ``"left"``, ``"semi"`` or ``"anti"``.
     budget
         The most bytes the operator may hold at any moment.
     select
-        The relation's columns to put out, besides the key; None means all that the shard has.
+        The relation's columns to emit besides the key; None means all columns of the shard.
     condition
-        What must hold besides the equality of the key.
+        A condition in addition to the equality of the key.
     code_kind
         ``"xxhash64"`` if equal codes must be rechecked on the key columns, ``"value"`` if the code is the key.
     block_rows
         b: how many relation rows one disk step reads. None: a share of the budget.
     chunk_rows
-        w: the most stream tuples that enter the window between two looks at its limit of w per step of a cycle. None:
-        as many as the budget allows.
+        w: how many stream tuples may enter the window per step of a cycle. None: as many as the budget allows.
     ordered
-        Put out in the order of the stream.
+        Emit results in the order of the stream.
     shed
-        What to drop when the input outruns the budget; None: nothing, `offer` makes room with disk steps instead.
+        What to drop when the input exceeds the budget; None: nothing, `offer` makes room with disk steps instead.
     identity
-        What a snapshot must agree on besides the join itself and the shard's own version, number and counts: which
-        relation it is.
+        What a snapshot must agree on besides the join and the shard's version, number and counts: which relation it is.
     """
 
     shard: RelationShard
@@ -102,7 +99,7 @@ class JoinSpec:
 
     @property
     def relation_columns(self) -> list[str]:
-        """The relation's columns that are put out: none for semi and anti, never the key."""
+        """The relation's columns that are emitted: none for semi and anti, never the key."""
         if self.how in ("semi", "anti"):
             return []
         keys = {relation_name for _, relation_name in self.on}
@@ -114,7 +111,7 @@ class JoinSpec:
         return replace(self, budget=Budget.parse(budget))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a snapshot of this join must agree on, ready for JSON."""
+        """What a snapshot of this join must agree on, JSON-able."""
         stats = self.shard.stats
         return dict(self.identity) | {
             "shard_version": [self.shard.version, self.shard.number],
@@ -190,19 +187,17 @@ def join_spec(
     shed: SheddingPolicy | None = None,
     io: IoMode | Disk = "map",
 ) -> JoinSpec:
-    """Open a shard with just the columns that a join needs, and specify the join.
+    """Open a shard with only the columns that a join needs, and specify the join.
 
     Parameters
     ----------
-    relation, shard
-        The relation and the number of its shard.
     on
         The stream's names of the relation's key: None if they are the same, names in the key's order, or a dict from
         stream to relation names. An empty list joins by `condition` alone.
-    stream_schema, how, budget, select, condition, block_rows, chunk_rows, ordered, shed
-        See `JoinSpec`.
     io
         How the shard is read; see ``Relation.shard``.
+    stream_schema, how, budget, select, condition, block_rows, chunk_rows, ordered, shed
+        See `JoinSpec`.
 
     Examples
     --------
@@ -234,9 +229,9 @@ def join_spec(
 
 
 def require_positive(name: str, value: int | None) -> None:
-    """Refuse what is given and not a whole number above zero."""
+    """Refuse a value that is not None and not a positive integer."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise PlanError(f"{name}={value!r}: a whole number above zero is needed.")
+        raise PlanError(f"{name}={value!r}: must be an integer above 0.")
 
 
 def key_pairs(on: KeyNames | None, key: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -270,7 +265,7 @@ def columns_needed(
     select: Sequence[str] | None,
     condition: Condition | None,
 ) -> list[str]:
-    """The relation's columns that are put out, rechecked or asked for by the condition, in the relation's order."""
+    """The relation's columns that are emitted, rechecked or used by the condition, in the relation's order."""
     needed: set[str] = set()
     if how in ("inner", "left"):
         needed.update(relation.schema.names if select is None else select)

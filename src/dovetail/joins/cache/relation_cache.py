@@ -1,63 +1,45 @@
-"""The cache: relation rows kept in memory under their join value (SSBJ's hash table H_R).
+"""The cache: relation rows in memory by join value (SSBJ's hash table H_R).
 
 A join value is in the cache with all its rows or not at all, or as *negative*: known to have no row. The rows of a
-value lie one after the other in one of a few Arrow batches, the *pages*; a `ValueTable` has, in one slot per value,
-where they begin, how many there are and how often they were asked for. So a batch of stream tuples is answered by one
-probe and one `take` per page.
+value are contiguous in one of a few Arrow batches, the *pages*; a `ValueTable` has one slot per value with their start,
+number and frequency. So a batch of stream tuples takes one probe and one `take` per page.
 
-Memory
-    Pages and table, counted to the byte; rows of values that were evicted count until their page is rewritten. `tidy`
-    rewrites pages, never needing more than a given number of bytes for it.
+All bytes of pages and table are counted; rows of evicted values count until their page is rewritten by `tidy`, which
+never needs more than a given number of bytes for it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import InternalError
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.core.errors import InternalError
+from dovetail.joins.window.tuple_store import Positions
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.kernels.value_table import MAX_COUNT, MAX_ROW, Values, ValueTable
-from dovetail.operators.tuple_store import Positions
+from dovetail.relation.widths import fixed_row_bytes, row_widths, widest_row
 
 __all__ = ["LASTING_ROWS_POOL", "CacheProbe", "RelationCache", "bytes_of_rows"]
 
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-# Rows that stay lie apart from output, which comes and goes: Arrow's own allocator gives back only whole pages of some
-# megabytes, and would keep one for every few rows that stay in it.
+# Cached rows have their own memory pool, apart from short-lived output: Arrow's allocator returns only whole pages of
+# some megabytes, and would keep one for every few cached rows in it.
 LASTING_ROWS_POOL = pa.system_memory_pool()
-_PADDING_BYTES = 64  # what Arrow may add to a buffer
-_GARBAGE_SHARE = 10  # a page is rewritten when this part of it is garbage
-_GROWTH = 32  # the table grows by this part, so that negative entries do not rebuild it one by one
+_PADDING_BYTES = 64  # the most that Arrow adds to a buffer
+_GARBAGE_SHARE = 10  # a page is rewritten when a tenth of it is garbage
+_GROWTH = 32  # the table grows by this part, so that single negative entries do not rebuild it
 
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """What the cache knows of a batch of codes; good until the cache changes.
+    """The result of probing a batch of codes; valid until the cache changes."""
 
-    Attributes
-    ----------
-    found
-        Slots of the codes in the cache; -1: not there.
-    first_rows, counts
-        The codes' cached rows; a count of 0 where the code is not there, or is known to have no row.
-    is_looked_up, index_positions
-        Codes that were looked up in the relation's index instead: their first rows and counts are places in this
-        array of positions in the relation.
-    revision
-        The state of the cache that this is about.
-    """
-
-    found: Int64Array
+    found: Int64Array  # slots of the codes; -1: not in the cache
     first_rows: Int64Array
-    counts: Int64Array
-    is_looked_up: BoolArray | None = None
-    index_positions: Int64Array | None = None
-    revision: int = 0
+    counts: Int64Array  # 0 if the code is not in the cache or has no row
+    revision: int = 0  # of the cache
 
     @property
     def is_miss(self) -> BoolArray:
@@ -68,10 +50,8 @@ class CacheProbe:
         return int(self.found.size)
 
     def part(self, start: int, stop: int) -> "CacheProbe":
-        """The same for some of the codes."""
-        is_looked_up = None if self.is_looked_up is None else self.is_looked_up[start:stop]
         found, first_rows, counts = self.found[start:stop], self.first_rows[start:stop], self.counts[start:stop]
-        return CacheProbe(found, first_rows, counts, is_looked_up, self.index_positions, self.revision)
+        return CacheProbe(found, first_rows, counts, self.revision)
 
 
 @dataclass
@@ -80,10 +60,11 @@ class _Page:
     rows: pa.RecordBatch
     live: int
     nbytes: int
+    widest: int
 
     @classmethod
     def of(cls, first_row: int, rows: pa.RecordBatch) -> "_Page":
-        return cls(first_row, rows, rows.num_rows, bytes_of_rows(rows))
+        return cls(first_row, rows, rows.num_rows, bytes_of_rows(rows), widest_row(rows))
 
     @property
     def stop_row(self) -> int:
@@ -91,26 +72,7 @@ class _Page:
 
 
 class RelationCache:
-    """Relation rows by join value.
-
-    Parameters
-    ----------
-    schema
-        The columns that are kept. Without any, only the numbers of rows are.
-
-    Examples
-    --------
-    >>> cache = RelationCache(pa.schema({"city": pa.string()}))
-    >>> rows = pa.record_batch({"city": ["Oslo", "Bergen", "Rome"]})
-    >>> cache.insert(np.array([2, 2, 1]), [rows], frequencies=np.array([0, 0]))
-    >>> cache.insert_negative(np.array([9]))
-    >>> probe = cache.probe(np.array([9, 2, 5]))
-    >>> probe.is_miss.tolist(), probe.counts.tolist()
-    ([False, False, True], [0, 2, 0])
-    >>> pairs, cached = expand_ranges(probe.first_rows, probe.counts.astype(np.int32))
-    >>> pairs.tolist(), cache.gather_in_order(cached).column("city").to_pylist()
-    ([1, 1], ['Oslo', 'Bergen'])
-    """
+    """Relation rows by join value; without columns in `schema`, only the numbers of rows."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -120,7 +82,7 @@ class RelationCache:
 
     @property
     def revision(self) -> int:
-        """Another number after every change."""
+        """A number that changes with every change of the cache."""
         return self._revision
 
     def __len__(self) -> int:
@@ -128,32 +90,30 @@ class RelationCache:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether values have rows here, and not only a number of them."""
+        """Whether it keeps rows, not only their number."""
         return len(self.schema) > 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of the values in the cache."""
+        """Rows of the cached values."""
         return sum(page.live for page in self._pages)
 
     @property
     def num_pages(self) -> int:
-        """Batches that the rows are in."""
         return len(self._pages)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: rows, also of values that were evicted until their page is rewritten, and the table."""
+        """Bytes of the table and the rows, including those of evicted values until their page is rewritten."""
         return sum(page.nbytes for page in self._pages) + self.table_bytes
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the table."""
         return 0 if self._table is None else self._table.nbytes
 
     @property
     def free_entries(self) -> int:
-        """How many more values fit the table as it is."""
+        """How many more values fit the current table."""
         return 0 if self._table is None else self._table.capacity - len(self._table)
 
     # ---------------------------------------------------------------- answering
@@ -164,28 +124,28 @@ class RelationCache:
             nothing = np.zeros(codes.size, np.int64)
             return CacheProbe(np.full(codes.size, -1, np.int64), nothing, nothing, revision=self._revision)
         found = self._table.find(codes)
-        # A slot of -1 reads some other value's numbers, which are then wiped out.
+        # A slot of -1 reads another value's numbers, which are then cleared.
         is_there = found >= 0
         counts = np.where(is_there, self._table.counts_at(found), 0)
         return CacheProbe(found, self._table.rows_at(found), counts, revision=self._revision)
 
     def observe(self, probe: CacheProbe, which: Int64Array) -> None:
-        """Count that some of the codes of a probe were asked for."""
+        """Count requests for some of the codes of a probe."""
         self.require_unchanged(probe)
         if self._table is not None:
             self._table.observe(probe.found[which])
 
     def require_unchanged(self, probe: CacheProbe) -> None:
-        """Refuse what was found before the cache changed: its rows may be others' now."""
+        """Refuse a probe from before a change: its rows may belong to other values now."""
         if probe.revision != self._revision:
             raise InternalError("The cache has changed since it was probed.")
 
     def gather(
         self, rows: Positions, memory_pool: pa.MemoryPool | None = None
     ) -> tuple[Int64Array | None, pa.RecordBatch]:
-        """Rows in the order that costs least: row i of the batch is the one asked for at ``order[i]``.
+        """Rows in the cheapest order: row i of the batch is the one requested at ``order[i]``.
 
-        An order of None means the order asked for.
+        An order of None means the requested order.
         """
         if len(self._pages) == 1:
             page = self._pages[0]
@@ -206,13 +166,50 @@ class RelationCache:
         return order, pa.concat_batches(parts, memory_pool=memory_pool)
 
     def gather_in_order(self, rows: Positions) -> pa.RecordBatch:
-        """Rows in the order asked for."""
+        """Rows in the requested order."""
         order, taken = self.gather(rows)
         if order is None:
             return taken
         back = np.empty(order.size, np.int64)
         back[order] = np.arange(order.size)
         return taken.take(pa.array(back))
+
+    @property
+    def widest(self) -> int:
+        """Upper bound of the bytes of a row."""
+        return max((page.widest for page in self._pages), default=0)
+
+    @property
+    def row_limit(self) -> int:
+        """One more than the highest row number."""
+        return max((page.stop_row for page in self._pages), default=0)
+
+    def find_rows(self, codes: Int64Array) -> tuple[BoolArray, Int64Array, Int64Array]:
+        """Whether each code is known, and the first row and number of rows of the known ones."""
+        probe = self.probe(codes)
+        return ~probe.is_miss, probe.first_rows, probe.counts
+
+    def rows_at(self, rows: Int64Array) -> pa.RecordBatch:
+        return self.gather_in_order(rows)
+
+    def row_widths(self, rows: Int64Array) -> Int64Array | int:
+        """Bytes of the rows with these ascending numbers, or one number if all rows are equally wide."""
+        fixed = fixed_row_bytes(self.schema)
+        if fixed is not None:
+            return fixed
+        bounds = np.searchsorted(rows, [page.first_row for page in self._pages] + [MAX_ROW + 1]).tolist()
+        widths = [
+            row_widths(page.rows, rows[low:high] - page.first_row)
+            for page, low, high in zip(self._pages, bounds[:-1], bounds[1:], strict=True)
+        ]
+        return np.concatenate(widths) if widths else np.empty(0, np.int64)
+
+    def note_asked(self, codes: Int64Array, times: Int64Array) -> None:
+        """Count requests for distinct codes, each this many times."""
+        if self._table is not None:
+            found = self._table.find(codes)
+            known = np.flatnonzero(found >= 0)
+            self._table.observe(np.repeat(found[known], times[known]))
 
     # ---------------------------------------------------------------- what is in it
 
@@ -224,35 +221,28 @@ class RelationCache:
         return self._table.items()
 
     def reset_frequencies(self) -> None:
-        """Begin counting anew."""
+        """Restart counting."""
         if self._table is not None:
             self._table.reset_frequencies()
 
     # ---------------------------------------------------------------- changing
 
     def table_growth_bytes(self, values: int) -> int:
-        """Bytes that the table would take more if so many values were added; while it moves, both exist."""
+        """How much the table would grow if this many values were added; while it is resized, both exist."""
         if self._table is not None and len(self) + values <= self._table.capacity:
             return 0
         return ValueTable.nbytes_of(self._capacity_for(values)) - self.table_bytes
 
     def entries_within(self, size_bytes: int) -> int:
-        """How many more values without rows fit if the table may take so many bytes."""
+        """How many more values without rows fit if the table may take this many bytes."""
         capacity = ValueTable.capacity_within(size_bytes)
         return max(self.free_entries, capacity * _GROWTH // (_GROWTH + 1) - len(self))
 
     def insert(self, row_codes: Int64Array, batches: list[pa.RecordBatch], frequencies: Int64Array) -> None:
-        """Add values with all their rows.
+        """Add values with all their rows; rows of a value are contiguous and in one batch.
 
-        Parameters
-        ----------
-        row_codes
-            The rows' codes. Rows of one value lie side by side.
-        batches
-            The rows, in memory of their own; each becomes a page, so that a value's rows must all be in one of them.
-            The list is emptied.
-        frequencies
-            What to begin counting with, per value in the order in which they come.
+        The batches must be copies: each becomes a page, and the list is emptied. `frequencies` are initial counts, per
+        value in order of appearance.
         """
         self._revision += 1
         is_first = np.ones(row_codes.size, np.bool_)
@@ -282,11 +272,11 @@ class RelationCache:
             self._table.put(codes, 0, counts, frequencies)
 
     def insert_negative(self, codes: Int64Array, frequencies: Int64Array | int = 0) -> None:
-        """Add values that have no row; each once."""
+        """Add distinct values that have no row."""
         self.insert_counts(codes, np.zeros(codes.size, np.int64), frequencies)
 
     def evict(self, codes: Int64Array) -> int:
-        """Remove values with all their rows, and give how many were there."""
+        """Remove values with all their rows; returns how many were cached."""
         if self._table is None or codes.size == 0:
             return 0
         self._revision += 1
@@ -305,20 +295,13 @@ class RelationCache:
         return evicted
 
     def clear(self) -> None:
-        """Forget everything."""
         self._revision += 1
         self._table, self._pages = None, []
 
     # ---------------------------------------------------------------- care
 
     def tidy(self, free_bytes: int) -> None:
-        """Rewrite pages that are partly garbage, join small ones and shrink the table, as far as there is room to copy.
-
-        Parameters
-        ----------
-        free_bytes
-            What may be held besides, for a moment.
-        """
+        """Rewrite pages with garbage, merge small ones and shrink the table, using at most `free_bytes` for it."""
         for page in list(self._pages):
             rows = page.rows.num_rows
             if rows - page.live > rows // _GARBAGE_SHARE and page.nbytes * page.live // rows <= free_bytes:
@@ -332,7 +315,7 @@ class RelationCache:
             self._table = table.resized(smaller)
 
     def _to_join(self, free_bytes: int) -> list[_Page]:
-        """Pages to be made one: the smallest ones, unless the largest of them is larger than the others together."""
+        """Pages to merge: the smallest ones, unless the largest of them exceeds the others together."""
         by_size = sorted(self._pages, key=lambda page: page.nbytes)
         for last in range(len(by_size) - 1, 0, -1):
             smaller_bytes = sum(page.nbytes for page in by_size[:last])
@@ -341,7 +324,7 @@ class RelationCache:
         return []
 
     def _rewrite(self, pages: Sequence[_Page]) -> None:
-        """Make one page of the live rows of some."""
+        """Merge the live rows of some pages into one."""
         assert self._table is not None
         self._revision += 1
         chosen = {id(page) for page in pages}
@@ -367,14 +350,14 @@ class RelationCache:
         return max(4, wanted + wanted // _GROWTH)
 
     def _reserve(self, values: int) -> None:
-        """Make sure that so many more values fit the table."""
+        """Make sure that this many more values fit the table."""
         if self._table is None:
             self._table = ValueTable(self._capacity_for(values))
         elif len(self._table) + values > self._table.capacity:
             self._table = self._table.resized(self._capacity_for(values))
 
     def _place_for(self, rows: int) -> int:
-        """Where so many row numbers are free."""
+        """The first of this many free row numbers."""
         place = 0
         for page in self._pages:
             if page.first_row - place >= rows:
@@ -386,7 +369,7 @@ class RelationCache:
 
 
 def bytes_of_rows(rows: pa.RecordBatch) -> int:
-    """Bytes that a batch in memory of its own holds, paddings included."""
+    """The size of a batch with its own buffers, including padding."""
     buffers = [buffer for column in rows.columns for buffer in column.buffers() if buffer is not None]
     in_buffers = sum(int(buffer.size) for buffer in buffers)
     return max(in_buffers, int(rows.nbytes)) + _PADDING_BYTES * len(buffers)

@@ -1,8 +1,8 @@
-"""Which join values go into the cache, and bringing them there (SSBJ, algorithm 1): candidates, decisions, buffer s_B.
+"""Which join values enter the cache, and how (SSBJ, algorithm 1): candidates, decisions, buffer s_B.
 
-A value is a *candidate* if many of its tuples wait. Over a cycle, all relation rows of the candidates are counted.
-Then it is decided, once for all of them, which are worth their place; over another cycle the rows of those are
-collected, and in the end they enter the cache together. So never part of a value is in the cache.
+A value with many waiting tuples is a *candidate*. Over one cycle all relation rows of the candidates are counted. Then
+it is decided for all of them together which are worth caching; over another cycle their rows are collected, and at its
+end they enter the cache together. So a value is never partly in the cache.
 """
 
 from dataclasses import dataclass
@@ -11,68 +11,41 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import InternalError
+from dovetail.core.arrays import Int64Array
+from dovetail.core.errors import InternalError
+from dovetail.joins.cache.relation_cache import LASTING_ROWS_POOL, bytes_of_rows
+from dovetail.joins.protocol import RelationBlock
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
-from dovetail.operators.cache import LASTING_ROWS_POOL, bytes_of_rows
-from dovetail.operators.protocol import RelationBlock
 
 __all__ = ["CANDIDATE_LOAD", "ENTRY_BYTES", "Candidates", "Decision", "SwitchingBuffer"]
 
-Int64Array = npt.NDArray[np.int64]
 ENTRY_BYTES = ValueTable.nbytes_of(1 << 20) / (1 << 20)
-"""What a join value takes in the cache besides its rows."""
-CANDIDATE_LOAD = 0.65  # every relation row is looked for, and few are there
+"""The size of a join value in the cache, without its rows."""
+CANDIDATE_LOAD = 0.65  # every relation row is probed, and few are found
 _SMALL_BATCH_ROWS = 1024
-_PADDED_BYTES = 1024  # what Arrow adds to the buffers of a few small batches
+_PADDED_BYTES = 1024  # padding of the buffers of a few small batches
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Values that are to enter the cache, the most worthwhile first.
-
-    Attributes
-    ----------
-    codes, row_counts
-        The values, and how many rows each has.
-    frequencies
-        Their tuples per cycle, as far as known.
-    nbytes
-        What they will take in the cache.
-    """
+    """Values that are to enter the cache, the most valuable first."""
 
     codes: Int64Array
-    row_counts: Int64Array
-    frequencies: npt.NDArray[np.float64]
-    nbytes: int
+    row_counts: Int64Array  # per value
+    frequencies: npt.NDArray[np.float64]  # tuples per cycle, as far as known
+    nbytes: int  # their size in the cache
 
     def __len__(self) -> int:
         return int(self.codes.size)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that the decision itself takes."""
+        """Bytes of the decision itself."""
         return self.codes.nbytes + self.row_counts.nbytes + self.frequencies.nbytes
 
 
 class Candidates:
-    """Join values whose relation rows are being counted.
-
-    Parameters
-    ----------
-    codes, waiting
-        The values, and how many of their tuples wait.
-    scale
-        What to multiply these numbers with to have tuples per cycle.
-
-    Examples
-    --------
-    >>> candidates = Candidates(np.array([7, 8]), np.array([6, 1]), scale=1.0)
-    >>> candidates.table.count_rows(np.array([7, 7, 9]))
-    >>> decision = candidates.decide(np.array([6, 1]), 1.0, tuple_bytes=20, row_bytes=20, factor=1.0,
-    ...                              max_rows=10, max_bytes=1000)
-    >>> decision.codes.tolist(), decision.row_counts.tolist(), decision.frequencies.tolist()
-    ([7], [2], [6.0])
-    """
+    """Join values whose relation rows are being counted; `waiting` tuples times `scale` are tuples per cycle."""
 
     def __init__(self, codes: Int64Array, waiting: Int64Array, scale: float) -> None:
         self.table = ValueTable(max(1, codes.size), CANDIDATE_LOAD)
@@ -95,21 +68,12 @@ class Candidates:
     ) -> Decision:
         """Apply the cache inequality: a value is worth caching if its rows take less than its waiting tuples.
 
-        Parameters
-        ----------
-        waiting, scale
-            How many tuples of the values, in the order of ``table.items()``, wait now, and what to multiply with.
-        tuple_bytes, row_bytes
-            v_S and v_R.
-        factor
-            s_f: by how much the tuples must outweigh the rows.
-        max_rows
-            Values with more rows are left out.
-        max_bytes
-            The best values are taken until this is full.
+        `waiting` tuples, in the order of ``table.items()``, times `scale` are tuples per cycle; `tuple_bytes` and
+        `row_bytes` are v_S and v_R, `factor` is s_f. Values with more than `max_rows` are left out; the best ones are
+        taken up to `max_bytes`.
         """
         codes, first_waiting, counts, _ = self.table.items()
-        # Two looks, a cycle apart: one alone would favour values that happened to come often once.
+        # Two counts, a cycle apart: one alone would favour values that were frequent by chance.
         frequencies = (first_waiting * self._scale + waiting * scale) / 2
         cached_bytes = counts * row_bytes + ENTRY_BYTES
         worth = frequencies * tuple_bytes / (factor * cached_bytes)
@@ -124,7 +88,7 @@ class Candidates:
     def without_rows(
         self, waiting: Int64Array, scale: float, tuple_bytes: float, factor: float
     ) -> tuple[Int64Array, npt.NDArray[np.float64]]:
-        """The values that have no row and are worth an entry that says so, and their tuples per cycle."""
+        """The values without rows that are worth a negative entry, and their tuples per cycle."""
         codes, first_waiting, counts, _ = self.table.items()
         frequencies = (first_waiting * self._scale + waiting * scale) / 2
         chosen = (counts == 0) & (frequencies * tuple_bytes > factor * ENTRY_BYTES)
@@ -132,18 +96,7 @@ class Candidates:
 
 
 class SwitchingBuffer:
-    """The buffer s_B: rows of values that are about to enter the cache, as the scan meets them.
-
-    Examples
-    --------
-    >>> from dovetail.testing.shard import MemoryShard
-    >>> shard = MemoryShard(pa.table({"v": ["a", "b", "c"]}), codes=[1, 2, 2])
-    >>> buffer = SwitchingBuffer(Decision(np.array([2]), np.array([2]), np.array([9.0]), 100))
-    >>> buffer.collect(shard.read_block(0, 3))
-    >>> codes, pages = buffer.pages(1000)
-    >>> codes.tolist(), pages[0].column("v").to_pylist()
-    ([2, 2], ['b', 'c'])
-    """
+    """The buffer s_B: rows of values that are about to enter the cache, collected by the scan."""
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
@@ -155,7 +108,6 @@ class SwitchingBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         of_rows = self.rows_nbytes + sum(codes.nbytes for codes in self._codes)
         return of_rows + self._table.nbytes + self.decision.held_bytes
 
@@ -166,7 +118,7 @@ class SwitchingBuffer:
 
     @property
     def most_nbytes(self) -> int:
-        """Bytes that will be held when everything is collected, if rows are as long as expected."""
+        """The size when everything is collected, if rows are as long as expected."""
         rows = int(self.decision.row_counts.sum())
         return self.decision.nbytes + self._table.nbytes + self.decision.held_bytes + 8 * rows + _PADDED_BYTES
 
@@ -177,7 +129,7 @@ class SwitchingBuffer:
             return
         batch = block.rows.take(pa.array(rows))
         codes = block.codes[rows]
-        # Arrow pads every buffer, so that many small batches would hold more than they say: like sizes are made one.
+        # Arrow pads every buffer, so many small batches take more than they report: batches of similar size are merged.
         while self._codes and self._codes[-1].size <= min(codes.size, _SMALL_BATCH_ROWS):
             batch = pa.concat_batches([self._batches.pop(), batch])
             codes = np.concatenate([self._codes.pop(), codes])
@@ -187,10 +139,10 @@ class SwitchingBuffer:
         self._sizes.append(bytes_of_rows(batch))
 
     def pages(self, page_bytes: int) -> tuple[Int64Array, list[pa.RecordBatch]]:
-        """Everything that was collected, rows of a value side by side and in one batch, and the rows' codes.
+        """All collected rows, those of a value contiguous and in one batch, and their codes.
 
-        Where the scan met each value's rows one after the other, batches are made one by one, and what was collected
-        is let go as they are: so that about ``page_bytes`` are needed besides. Otherwise all is copied at once.
+        If the scan met each value's rows contiguously, batches are built one by one and the collected rows are freed
+        meanwhile, so only about ``page_bytes`` of additional memory are needed. Otherwise everything is copied at once.
         """
         total = int(self.decision.row_counts.sum())
         collected = sum(codes.size for codes in self._codes)
@@ -217,6 +169,6 @@ class SwitchingBuffer:
         return codes, pages
 
     def is_contiguous(self) -> bool:
-        """Whether `pages` can go batch by batch."""
+        """Whether `pages` can work batch by batch."""
         codes = np.concatenate(self._codes) if self._codes else np.empty(0, np.int64)
         return codes.size == 0 or 1 + int(np.count_nonzero(codes[1:] != codes[:-1])) <= len(self.decision)

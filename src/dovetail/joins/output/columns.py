@@ -1,31 +1,28 @@
-"""From pairs to output batches: which columns come from where, and what must hold of a pair besides equal codes."""
+"""Turns pairs into output batches: where columns come from, and what a match needs besides equal codes."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.operators.spec import JoinSpec
-from dovetail.operators.tuple_store import Positions, TupleStore
+from dovetail.core.arrays import BoolArray
+from dovetail.joins.spec import JoinSpec
+from dovetail.joins.window.tuple_store import Positions, TupleStore
 from dovetail.relation import keys_equal
 
 __all__ = ["BatchRows", "OutputPlan", "StreamSide"]
 
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-
 
 class StreamSide(Protocol):
-    """Where the stream's half of a pair is gathered from: the window, or a batch that was just offered."""
+    """Where the stream's half of a pair is gathered from: the window, or an offered batch."""
 
     def gather(self, positions: Positions, columns: list[int]) -> list[pa.Array]: ...
 
 
 class BatchRows:
-    """Rows of a stream batch, as a `StreamSide`; the batch has the stream's own columns, without the code.
+    """Rows of a stream batch as a `StreamSide`; the batch has the stream's own columns, without the code.
 
     Examples
     --------
@@ -33,11 +30,17 @@ class BatchRows:
     [6, 6]
     """
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, may_share: bool = False) -> None:
         self._batch = batch
+        # Whether all rows, in order, may be returned without a copy: not if results are held, which would keep the
+        # whole batch of a slice alive.
+        self._may_share = may_share
 
     def gather(self, positions: Positions, columns: list[int]) -> list[pa.Array]:
         """The columns with these numbers of the rows at the positions."""
+        is_all = self._may_share and positions.size == self._batch.num_rows
+        if is_all and np.array_equal(positions, np.arange(positions.size)):
+            return [self._batch.column(number) for number in columns]
         rows = pa.array(positions)
         return [self._batch.column(number).take(rows) for number in columns]
 
@@ -67,18 +70,24 @@ class OutputPlan:
 
     @property
     def verifies(self) -> bool:
-        """Whether equal codes alone do not make a match."""
+        """Whether a match needs more than equal codes."""
         return self._spec.must_recheck_keys or self._spec.condition is not None
 
     @property
-    def row_bytes(self) -> float:
-        """About how many bytes an output row has; columns of the stream that are not of fixed width are guessed."""
+    def stream_bytes(self) -> float:
+        """The approximate bytes of the stream's part of an output row; variable-width columns are guessed."""
         stream = self._spec.stream_columns
-        of_stream = TupleStore.fixed_bytes_per_position(stream) + TupleStore.guess_paged_bytes(stream)
-        return of_stream + (self._spec.shard.row_bytes if self._relation_columns else 0.0) + len(self.schema) / 8
+        return TupleStore.fixed_bytes_per_position(stream) + TupleStore.guess_paged_bytes(stream)
+
+    @property
+    def row_bytes(self) -> float:
+        """The approximate bytes of an output row; variable-width columns of the stream are guessed."""
+        return (
+            self.stream_bytes + (self._spec.shard.row_bytes if self._relation_columns else 0.0) + len(self.schema) / 8
+        )
 
     def verify(self, side: StreamSide, positions: Positions, relation: pa.RecordBatch, rows: Positions) -> BoolArray:
-        """Which pairs (tuple at ``positions[i]``, relation row ``rows[i]``) are matches, their codes being equal."""
+        """Which pairs (tuple at ``positions[i]``, relation row ``rows[i]``) with equal codes are matches."""
         mask = np.ones(positions.size, np.bool_)
         if self._spec.must_recheck_keys:
             left = side.gather(positions, [s for s, _ in self._key_columns])
@@ -87,7 +96,7 @@ class OutputPlan:
         condition = self._spec.condition
         if condition is None:
             return mask
-        # A condition sees only pairs whose keys are equal: it may rely on that.
+        # A condition only sees pairs with equal keys: it may rely on that.
         kept = np.flatnonzero(mask)
         if kept.size:
             stream_batch = self._batch(side.gather(positions[kept], self._condition_stream), self._condition_stream)
@@ -101,9 +110,9 @@ class OutputPlan:
     def joined(
         self, side: StreamSide, positions: Positions, relation: pa.RecordBatch, rows: Positions | None
     ) -> pa.RecordBatch:
-        """The output rows of pairs; a row number of -1 stands for a relation row of NULLs.
+        """The output rows of pairs; row number -1 stands for a relation row of NULLs.
 
-        Without row numbers, the relation's rows are those of the pairs already.
+        Without row numbers, the relation's rows are already those of the pairs.
         """
         columns = side.gather(positions, self._stream_columns)
         if rows is None:
@@ -116,7 +125,7 @@ class OutputPlan:
         return record_batch(columns, self.schema, positions.size)
 
     def unmatched(self, side: StreamSide, positions: Positions) -> pa.RecordBatch:
-        """The output rows of tuples without a match: for left with NULLs, for anti (and semi) as they are."""
+        """The output rows of tuples without a match: for left with NULLs, for anti (and semi) unchanged."""
         columns = side.gather(positions, self._stream_columns)
         kinds = [self._spec.shard.schema.field(number).type for number in self._relation_columns]
         columns += [pa.nulls(positions.size, kind) for kind in kinds]

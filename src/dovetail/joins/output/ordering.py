@@ -1,25 +1,24 @@
-"""Results that wait for their turn: what ``ordered=True`` attaches to waiting tuples.
+"""Results that wait for their turn if ``ordered=True``.
 
-Every offered tuple has a *ticket*, its number in the stream. Results are held with their tuple's ticket and released up
-to the ticket of the oldest tuple that still waits, its own results included: nothing can come before them any more.
+Every offered tuple has a *ticket*, its number in the stream. Results are held with their tuple's ticket, and released
+up to and including the ticket of the oldest waiting tuple: nothing can come before them any more.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["HeldResults", "Ready"]
+from dovetail.core.arrays import Int64Array
 
-Int64Array = npt.NDArray[np.int64]
+__all__ = ["HeldResults", "Ready"]
 
 
 @dataclass
 class _Piece:
-    """Results in the order of their tickets; the first ``start`` were released, their memory not yet."""
+    """Results in ticket order; the first ``start`` were released, but not their memory."""
 
     batch: pa.RecordBatch
     tickets: Int64Array
@@ -36,43 +35,29 @@ class _Piece:
 
 
 class Ready(NamedTuple):
-    """Rows whose turn it is, in order, and how many of each piece they are."""
+    """Rows whose turn has come, in order, and how many of each piece they are."""
 
     batch: pa.RecordBatch
     counts: list[int]
 
 
 class HeldResults:
-    """Output rows held back until everything before them has been put out.
-
-    Examples
-    --------
-    >>> held = HeldResults()
-    >>> held.add(pa.record_batch({"v": ["c", "a"]}), np.array([3, 1]))
-    >>> held.add(pa.record_batch({"v": ["b"]}), np.array([2]))
-    >>> ready = held.next_ready(up_to=2, max_rows=10)
-    >>> ready.batch.to_pydict()
-    {'v': ['a', 'b']}
-    >>> held.let_go(ready)
-    >>> held.num_rows
-    1
-    """
+    """Output rows held back until everything before them has been emitted."""
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
 
     @property
     def num_rows(self) -> int:
-        """Rows held."""
         return sum(piece.waiting.size for piece in self._pieces)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held; rows that were released count until their piece is gone or compacted."""
+        """Bytes held; released rows count until their piece is dropped or compacted."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def add(self, batch: pa.RecordBatch, tickets: Int64Array, is_pinned: bool = False) -> None:
-        """Hold rows. Pinned ones are of tuples that wait no more, and cannot be discarded."""
+        """Hold rows. Pinned rows belong to tuples that no longer wait, and cannot be discarded."""
         if batch.num_rows == 0:
             return
         if tickets.size > 1 and bool((np.diff(tickets) < 0).any()):
@@ -85,9 +70,9 @@ class HeldResults:
         return any(up_to is None or int(piece.waiting[0]) <= up_to for piece in self._pieces)
 
     def next_ready(self, up_to: int | None, max_rows: int, max_bytes: int = 2**63 - 1) -> Ready | None:
-        """The next rows whose ticket is at most ``up_to`` (None: any), in order; None if there are none.
+        """The next rows with a ticket of at most ``up_to`` (None: any), in order; None if there are none.
 
-        At most ``max_rows``, and no more than ``max_bytes`` unless one row alone has more. They stay until `let_go`.
+        At most ``max_rows``, and at most ``max_bytes`` unless a single row has more. They stay until `let_go`.
         """
         ready = [
             piece.waiting.size if up_to is None else int(np.searchsorted(piece.waiting, up_to, side="right"))
@@ -103,7 +88,7 @@ class HeldResults:
             max_rows = rows.num_rows // 2
 
     def let_go(self, ready: Ready) -> None:
-        """Take out rows that `next_ready` gave; nothing was added or taken out since."""
+        """Remove rows returned by `next_ready`; nothing may have been added or removed since."""
         for piece, count in zip(self._pieces, ready.counts, strict=True):
             piece.start += count
         self._pieces = [piece for piece in self._pieces if piece.waiting.size]
@@ -113,20 +98,20 @@ class HeldResults:
         return min((int(piece.waiting[0]) for piece in self._pieces), default=None)
 
     def _rows_in_order(self, counts: list[int]) -> pa.RecordBatch:
-        """The first so many rows of each piece, by ticket."""
+        """The first rows of each piece, as many as given, in ticket order."""
         batches, tickets = [], []
         for piece, count in zip(self._pieces, counts, strict=True):
             if count:
                 batches.append(piece.batch.slice(piece.start, count))
                 tickets.append(piece.waiting[:count])
         if len(batches) == 1:
-            # In order already; and where one row is all there is room for, it needs no room.
+            # Already in order; and if there is room for only one row, it needs no copy.
             return batches[0]
         order = np.argsort(np.concatenate(tickets), kind="stable")
         return pa.concat_batches(batches).take(pa.array(order))
 
     def _first_rows(self, ready: list[int], max_rows: int) -> list[int]:
-        """How many rows to take of each piece so that they are the ``max_rows`` with the lowest tickets."""
+        """How many rows of each piece belong to the ``max_rows`` with the lowest tickets."""
         tickets = [piece.waiting[:count] for piece, count in zip(self._pieces, ready, strict=True)]
         last = np.partition(np.concatenate(tickets), max_rows - 1)[max_rows - 1]
         counts = [int(np.searchsorted(mine, last, side="left")) for mine in tickets]
@@ -138,7 +123,7 @@ class HeldResults:
         return counts
 
     def compact(self) -> None:
-        """Free the memory of rows that were released, by copying those that were not."""
+        """Free the memory of released rows by copying the others."""
         for number, piece in enumerate(self._pieces):
             if piece.start:
                 kept = pa.array(np.arange(piece.start, piece.tickets.size))
@@ -150,7 +135,7 @@ class HeldResults:
         return int(np.median(np.concatenate(tickets))) if tickets else None
 
     def discard_after(self, ticket: int) -> None:
-        """Drop all rows that are not pinned and whose ticket is above this one."""
+        """Drop all rows that are not pinned and have a higher ticket."""
         kept: list[_Piece] = []
         for piece in self._pieces:
             stop = int(np.searchsorted(piece.tickets, ticket, side="right"))
@@ -172,7 +157,7 @@ class HeldResults:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "HeldResults":
-        """What `to_table` gave."""
+        """The inverse of `to_table`."""
         held = cls()
         for is_pinned in (True, False):
             rows = table.filter(table.column("__pinned") if is_pinned else pc.invert(table.column("__pinned")))

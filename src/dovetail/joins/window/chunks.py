@@ -1,49 +1,32 @@
 """The chunks of a window: which tuples entered together, and when they leave.
 
-There can be as many chunks as tuples, so they are numbers in one array, 32 bytes each and accounted for, and not
-objects of Python's own, which would take six times as much that nobody counted.
+There can be as many chunks as tuples, so they are rows of one array, 32 accounted bytes each. Python objects would take
+six times as much, uncounted.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from dovetail.core.arrays import Int64Array
 
 __all__ = ["Chunk", "ChunkQueue"]
 
-Int64Array = npt.NDArray[np.int64]
 _EXTRA = 8
 _LAST_SEQ, _LIVE, _FIRST_ARRIVAL, _DEADLINE = range(4)
 
 
 class Chunk(NamedTuple):
-    """Tuples that entered one after the other and leave together.
+    """Tuples that entered together and leave together."""
 
-    Attributes
-    ----------
-    last_seq
-        The window's number of the newest of them.
-    live
-        How many still wait.
-    first_arrival
-        How many tuples had been offered before the first of them.
-    deadline
-        Relation rows that the scan has passed when they have met every row.
-    """
-
-    last_seq: int
-    live: int
-    first_arrival: int
-    deadline: int
+    last_seq: int  # the window's number of the newest one
+    live: int  # how many still wait
+    first_arrival: int  # how many tuples were offered before the first one
+    deadline: int  # the scan's row count at which they have met every row
 
 
 class ChunkQueue:
-    """Chunks, the oldest first.
-
-    Parameters
-    ----------
-    capacity
-        How many chunks are planned for. A queue that is full takes more, and more memory, but should not be given any.
+    """Chunks, the oldest first; beyond `capacity` it grows, but that should not happen.
 
     Examples
     --------
@@ -67,12 +50,10 @@ class ChunkQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many chunks as planned."""
         return len(self) >= self._capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self._numbers.nbytes
 
     @property
@@ -86,13 +67,17 @@ class ChunkQueue:
         return self._chunk(self._stop - 1)
 
     def to_list(self) -> list[Chunk]:
-        """All chunks, the oldest first."""
         return [self._chunk(place) for place in range(self._start, self._stop)]
+
+    def deadlines_of(self, seqs: Int64Array) -> Int64Array:
+        """The deadlines of the tuples with these numbers."""
+        numbers = self._numbers[:, self._start : self._stop]
+        return np.asarray(numbers[_DEADLINE, np.searchsorted(numbers[_LAST_SEQ], seqs)], np.int64)
 
     def append(self, chunk: Chunk) -> None:
         """Add a chunk that entered after all others."""
         if self._stop == self._numbers.shape[1]:
-            # To the front, where there is none before them.
+            # Move to the front to reuse the space of chunks that have left.
             count, extra = len(self), 0 if self._start else _EXTRA
             numbers = np.zeros((4, self._numbers.shape[1] + extra), np.int64) if extra else self._numbers
             numbers[:, :count] = self._numbers[:, self._start : self._stop].copy()
@@ -101,12 +86,12 @@ class ChunkQueue:
         self._stop += 1
 
     def extend_newest(self, last_seq: int, count: int) -> None:
-        """So many further tuples belong to the newest chunk."""
+        """Add `count` tuples to the newest chunk."""
         self._numbers[_LAST_SEQ, self._stop - 1] = last_seq
         self._numbers[_LIVE, self._stop - 1] += count
 
     def count_out_oldest(self, count: int) -> None:
-        """The oldest so many tuples have left."""
+        """The `count` oldest tuples have left."""
         live = self._numbers[_LIVE]
         while count:
             gone = min(count, int(live[self._start]))
@@ -118,7 +103,7 @@ class ChunkQueue:
     def count_out(self, seqs: Int64Array) -> None:
         """The tuples with these numbers have left."""
         numbers = self._numbers[:, self._start : self._stop]
-        # Few chunks are looked for among many tuples, in order: several times faster than each tuple among the chunks.
+        # Searching few chunks among many ordered tuples is several times faster than each tuple among the chunks.
         gone = np.searchsorted(np.sort(seqs), numbers[_LAST_SEQ], side="right")
         numbers[_LIVE] -= np.diff(gone, prepend=0)
         is_left = numbers[_LIVE] > 0
@@ -132,7 +117,7 @@ class ChunkQueue:
         self._numbers[_LAST_SEQ, self._stop - 1] = last_seq
 
     def renumbered(self, capacity: int) -> "ChunkQueue":
-        """The same chunks in a queue of another capacity, tuples being numbered from 0 on."""
+        """The same chunks in a queue of another capacity, with tuples numbered from 0."""
         other = ChunkQueue(max(capacity, len(self)))
         other._stop = len(self)
         other._numbers[:, : other._stop] = self._numbers[:, self._start : self._stop]

@@ -1,32 +1,29 @@
 """The window: stream tuples that wait for the disk phase (the papers' hash table H_S with its queue Q).
 
-A `MultiMap` files the tuples under their codes in order of arrival; a `TupleStore` has their columns at the same ring
-positions. So a step is one probe with the block's codes, which gives positions, and one gather at those positions.
+A `MultiMap` holds the tuples by code in order of arrival; a `TupleStore` has their columns at the same ring positions.
+So a step is one probe with the block's codes, which returns positions, and one gather at those positions.
 
-Tuples enter in *chunks*. All tuples of a chunk met the same part of the relation, so a chunk has one `deadline`: the
-number of relation rows that the scan has passed when the chunk has met every row once. Chunks with the same deadline
-are one. Tuples may also leave from the middle; a chunk counts those that are left.
+Tuples enter in *chunks*. All tuples of a chunk have met the same part of the relation, so a chunk has one `deadline`:
+the number of rows the scan has passed when the chunk has met every row once. Chunks with the same deadline are one.
+Tuples may also leave from the middle; a chunk counts the remaining ones.
 """
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import InternalError
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array, UInt8Array
+from dovetail.core.errors import InternalError
+from dovetail.joins.window.chunks import Chunk, ChunkQueue
+from dovetail.joins.window.tuple_store import Positions, TupleStore, spread
 from dovetail.kernels.bits import set_bits
 from dovetail.kernels.multimap import DENSE_LOAD, MultiMap, ProbeState
-from dovetail.operators.chunks import Chunk, ChunkQueue
-from dovetail.operators.tuple_store import Positions, TupleStore, spread
 
 __all__ = ["StreamWindow"]
 
-Int64Array = npt.NDArray[np.int64]
-Int32Array = npt.NDArray[np.int32]
-BoolArray = npt.NDArray[np.bool_]
 _MATCHED_BYTES = 1
 _MATCHED, _DONE = np.uint8(1), np.uint8(2)
 _TICKET_BYTES = 8
-_ARROW_SLACK_BYTES = 1024  # paddings and headers of small arrays, so that tiny budgets stay true
+_ARROW_SLACK_BYTES = 1024  # padding and headers of small arrays, so that tiny budgets hold
 _MANY_CHUNKS = 2**62
 _RESIZE_BYTES = 4 + 8
 _MOVED_TOGETHER = 256
@@ -35,27 +32,7 @@ _MOVED_TOGETHER = 256
 class StreamWindow:
     """Waiting stream tuples: found by code, gathered by position, leaving by age or from the middle.
 
-    Parameters
-    ----------
-    schema
-        The stream's columns without the code.
-    capacity
-        The most tuples that can wait.
-    has_tickets
-        Whether each tuple's arrival number is kept, as ordered output needs it.
-    max_chunks
-        The most chunks that there can be, if that is less than the capacity.
-
-    Examples
-    --------
-    >>> window = StreamWindow(pa.schema({"v": pa.int64()}), capacity=4)
-    >>> codes = np.array([7, 8, 7])
-    >>> window.insert(codes, pa.record_batch({"v": [1, 2, 3]}), arrival=0, deadline=10)
-    >>> rows, positions, _ = window.probe(np.array([7]), None, 10)
-    >>> rows.tolist(), window.gather(positions, [0])[0].to_pylist()
-    ([0, 0], [1, 3])
-    >>> window.take_oldest(2).size, len(window), window.chunks.oldest.live
-    (2, 1, 1)
+    `schema` has the stream's columns without the code. Tickets are arrival numbers, kept for ordered output.
     """
 
     def __init__(
@@ -74,7 +51,7 @@ class StreamWindow:
     def bytes_for(
         cls, schema: pa.Schema, capacity: int, has_tickets: bool = False, max_chunks: int = _MANY_CHUNKS
     ) -> int:
-        """Bytes that an empty window of this capacity holds, for budgeting before there is one."""
+        """The size of an empty window of this capacity, for budgeting."""
         return _bytes_for(_bytes_per_position(schema, has_tickets), capacity, max_chunks)
 
     @classmethod
@@ -86,7 +63,7 @@ class StreamWindow:
         has_tickets: bool = False,
         max_chunks: int = _MANY_CHUNKS,
     ) -> int:
-        """The largest capacity whose window, full of tuples with so many paged bytes each, fits; 0 if none does."""
+        """The largest capacity whose window fits if each tuple has this many paged bytes; 0 if none does."""
         per_position = _bytes_per_position(schema, has_tickets)
         low, high = 0, max(1, size_bytes // 16)
         while low < high:
@@ -102,29 +79,37 @@ class StreamWindow:
 
     @property
     def capacity(self) -> int:
-        """The most tuples that can wait."""
         return self.index.capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         held = self.index.nbytes + self._store.nbytes + self._is_matched.nbytes + self._tickets.nbytes
         return held + self.chunks.nbytes + _ARROW_SLACK_BYTES
 
     def nbytes_at(self, capacity: int, max_chunks: int) -> int:
-        """Bytes that it would hold after `resize`."""
+        """The size after `resize`."""
         max_chunks = max(max_chunks, len(self.chunks))
         paged_bytes = self.nbytes - self.chunks.nbytes - self.bytes_for(self.schema, self.capacity, self.has_tickets, 0)
         paged_bytes += ChunkQueue.BYTES_PER_CHUNK
         return paged_bytes + self.bytes_for(self.schema, capacity, self.has_tickets, max_chunks)
 
     @property
+    def widest(self) -> int:
+        """Upper bound of the bytes of a tuple."""
+        return self._store.widest
+
+    @property
+    def widest_gathered(self) -> int:
+        """Upper bound of the bytes a tuple takes while it is gathered."""
+        return self._store.widest_gathered
+
+    @property
     def reclaimable_bytes(self) -> int:
-        """About how many bytes belong to tuples that have left."""
+        """The approximate bytes of tuples that have left."""
         return self._store.reclaimable_bytes
 
     def paged_bytes_of(self, batch: pa.RecordBatch) -> int:
-        """Bytes that inserting this batch would add to what is held."""
+        """How much inserting this batch would add."""
         return self._store.paged_bytes_of(batch)
 
     # ---------------------------------------------------------------- entering
@@ -136,22 +121,12 @@ class StreamWindow:
         arrival: int,
         deadline: int,
         tickets: Int64Array | None = None,
-        is_matched: npt.NDArray[np.uint8] | None = None,
+        is_matched: UInt8Array | None = None,
     ) -> None:
         """Add tuples; the caller has checked that there is room.
 
-        Parameters
-        ----------
-        codes, batch
-            The tuples' codes and columns.
-        arrival
-            How many tuples had been offered before the first of them.
-        deadline
-            See `Chunk`.
-        tickets
-            Arrival numbers, where the window keeps them.
-        is_matched
-            Flags to begin with, for tuples that come out of a snapshot.
+        `arrival` is how many tuples were offered before the first of them; `is_matched` are the flags of tuples of a
+        snapshot.
         """
         if codes.size == 0:
             return
@@ -167,7 +142,7 @@ class StreamWindow:
             self.chunks.append(Chunk(int(seqs[-1]), codes.size, arrival, deadline))
 
     def _places_of(self, seqs: Int64Array) -> Int64Array | slice:
-        """The positions of tuples just numbered; a slice where they are consecutive: copying beats scattering."""
+        """The positions of tuples just numbered; a slice if they are consecutive: copying beats scattering."""
         start = int(seqs[0]) % self.index.ring_size
         is_dense = int(seqs[-1]) - int(seqs[0]) == seqs.size - 1
         if is_dense and start + seqs.size <= self.index.ring_size:
@@ -181,11 +156,11 @@ class StreamWindow:
     ) -> tuple[Int32Array, Positions, ProbeState | None]:
         """The next pairs (row of ``codes``, position) of equal codes: by row, then the oldest tuple first."""
         rows, positions, state = self.index.probe_positions_limited(codes, state, max_pairs)
-        # Several columns are gathered at these positions, and numpy would convert them for each.
+        # Several columns are gathered at these positions, and numpy would convert them each time.
         return rows, positions.astype(np.int64), state
 
     def gather(self, positions: Positions, columns: list[int]) -> list[pa.Array]:
-        """The columns with these numbers of the tuples at the positions, in the order asked for."""
+        """Columns of the tuples at the positions, in that order."""
         return self._store.gather(positions, columns)
 
     def live_positions(self) -> Int64Array:
@@ -193,35 +168,34 @@ class StreamWindow:
         return self.index.positions_of(self.index.live_seqs())
 
     def codes_at(self, positions: Positions) -> Int64Array:
-        """The codes of waiting tuples."""
         return self.index.codes_of(self.index.seqs_at(np.asarray(positions, np.int64)))
 
     def codes_left_at(self, positions: Positions) -> Int64Array:
         """The codes of tuples that have just left, until the next insertion."""
         return self.index.codes_left_at(np.asarray(positions, np.int64))
 
+    def deadlines_at(self, positions: Positions) -> Int64Array:
+        return self.chunks.deadlines_of(self.index.seqs_at(np.asarray(positions, np.int64)))
+
     def tickets_at(self, positions: Positions) -> Int64Array:
         """The arrival numbers of tuples."""
         return self._tickets[positions]
 
     def is_matched_at(self, positions: Positions) -> BoolArray:
-        """Whether tuples have found a match."""
         return np.asarray(self._is_matched[positions] & _MATCHED != 0, np.bool_)
 
     def mark_matched(self, positions: Positions) -> None:
-        """These tuples have found a match."""
         set_bits(self._is_matched, positions, _MATCHED)
 
     def is_done_at(self, positions: Positions) -> BoolArray:
-        """Whether tuples have met all their rows and stay for the sake of their turn only."""
+        """Whether tuples have met all their rows and only wait for their turn."""
         return np.asarray(self._is_matched[positions] & _DONE != 0, np.bool_)
 
     def mark_done(self, positions: Positions) -> None:
-        """These tuples have met all their rows."""
         set_bits(self._is_matched, positions, _DONE)
 
     def clear_matches(self) -> None:
-        """No tuple has found a match: for joins in which those that have, leave."""
+        """Clear all match flags, for joins in which matched tuples leave."""
         self._is_matched[:] = 0
 
     @property
@@ -231,21 +205,20 @@ class StreamWindow:
         return None if oldest is None else int(self._tickets[oldest[0] % self.index.ring_size])
 
     # ---------------------------------------------------------------- leaving
-    # What leaves can no longer be found, but can be gathered until it is forgotten, which must be before the next
-    # insertion.
+    # Removed tuples can no longer be found, but can be gathered until `forget`, which must precede the next insertion.
 
     def oldest_positions(self, count: int) -> Int64Array:
         """Positions of the ``count`` oldest tuples, or of all if there are fewer."""
         return self.index.positions_of(self.index.oldest_seqs(count))
 
     def take_oldest(self, count: int) -> Int64Array:
-        """Let the ``count`` oldest tuples leave, or all if there are fewer, and give their positions."""
+        """Remove the ``count`` oldest tuples, or all if there are fewer; returns their positions."""
         seqs = self.index.remove_oldest(count)
         self.chunks.count_out_oldest(seqs.size)
         return self.index.positions_of(seqs)
 
     def take(self, positions: Positions) -> None:
-        """Let tuples leave from the middle; no position twice."""
+        """Remove tuples from the middle; no position twice."""
         if positions.size == 0:
             return
         seqs = self.index.seqs_at(np.asarray(positions, np.int64))
@@ -255,32 +228,26 @@ class StreamWindow:
         self.chunks.count_out(seqs)
 
     def take_codes(self, codes: Int64Array) -> Int64Array:
-        """Let all tuples of these codes leave, and give their positions."""
+        """Remove all tuples of these codes; returns their positions."""
         seqs = self.index.remove_codes(codes)
         self.chunks.count_out(seqs)
         return self.index.positions_of(seqs)
 
     def forget(self, positions: Positions) -> None:
-        """Free what the tuples at these positions, which have left, still hold."""
+        """Free the memory of removed tuples at these positions."""
         self._store.release(positions)
 
     # ---------------------------------------------------------------- care
 
     def tidy(self, free_bytes: int) -> None:
-        """Merge pages, and drop what tuples that have left still hold, as far as there is room to copy."""
+        """Merge pages and drop data of removed tuples, as far as there is room to copy."""
         if self._store.merge_bytes() <= free_bytes:
             self._store.tidy()
         if self._store.reclaimable_bytes > self.nbytes // 8 and self._store.nbytes <= free_bytes:
             self._store.reclaim(self.live_positions())
 
     def restart_after(self, ticket: int, deadline: int) -> int:
-        """Let all tuples that arrived after ``ticket`` begin again: unmatched, with another deadline.
-
-        Returns
-        -------
-        int
-            How many there are.
-        """
+        """Restart all tuples that arrived after ``ticket``: unmatched, with another deadline; returns how many."""
         seqs = self.index.live_seqs()
         positions = self.index.positions_of(seqs)
         younger = self._tickets[positions] > ticket
@@ -296,13 +263,13 @@ class StreamWindow:
         return count
 
     def resize(self, capacity: int, max_chunks: int | None = None) -> None:
-        """Change the capacity, moving one column after the other: for a moment, `resize_bytes` more are held."""
+        """Change the capacity, one column at a time: `resize_bytes` more are held for a moment."""
         seqs = self.index.live_seqs()
         np.remainder(seqs, self.index.ring_size, out=seqs)
         positions = seqs.astype(np.int32)
         del seqs
         codes = self.index.codes_left_at(positions)
-        self.index = MultiMap(1, DENSE_LOAD)  # lets the old one go before the new one is made
+        self.index = MultiMap(1, DENSE_LOAD)  # frees the old one before the new one is built
         self.index = MultiMap(capacity, DENSE_LOAD)
         for start in range(0, codes.size, _MOVED_TOGETHER):
             self.index.insert(codes[start : start + _MOVED_TOGETHER])
@@ -317,7 +284,7 @@ class StreamWindow:
 
     @property
     def resize_bytes(self) -> int:
-        """Bytes that `resize` needs for a moment: positions, and codes or a column."""
+        """Temporary bytes that `resize` needs: positions, and codes or a column."""
         return _RESIZE_BYTES * len(self) + 8 * _MOVED_TOGETHER
 
     @staticmethod
@@ -340,7 +307,7 @@ class StreamWindow:
         return pa.Table.from_arrays([*columns, *extra.values()], names=[*self.schema.names, *extra])
 
     def fill_from_table(self, table: pa.Table, chunks: list[tuple[int, int, int]]) -> None:
-        """Put back what `to_table` gave, in chunks of (tuples, first arrival, deadline)."""
+        """The inverse of `to_table`, in chunks of (tuples, first arrival, deadline)."""
         start = 0
         for count, first_arrival, deadline in chunks:
             rows = table.slice(start, count).combine_chunks()

@@ -1,10 +1,9 @@
-"""Stream tuples at the positions of a ring, in the form in which scattered ones are gathered fastest.
+"""Stream tuples at ring positions, in the form in which scattered tuples are gathered fastest.
 
 Every step of a join gathers tuples from all over the window. Columns of fixed width are therefore plain arrays indexed
-by ring position: a gather is one pass per column, whatever the number of batches in which the tuples came. Columns of
-other types (strings, binaries, nested ones) stay Arrow arrays, in few *pages*: each page is at least twice as long as
-the next newer one, so there are never more than the logarithm of the window's length, and a page goes as soon as no
-tuple of it is left.
+by ring position: a gather is one pass per column. Other columns (strings, binaries, nested ones) stay Arrow arrays in
+few *pages*: each page is at least twice as long as the next newer one, so their number is logarithmic, and a page is
+dropped with its last tuple.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,33 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import InternalError
+from dovetail.core.arrays import Int32Array, Int64Array, UInt8Array
+from dovetail.core.errors import InternalError
+from dovetail.relation.widths import widest_row
 
 __all__ = ["TupleStore", "copy_of", "spread"]
 
-Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
+Positions = Int64Array | Int32Array
 _PAGED_ENTRY_BYTES = 8
 _GUESSED_PAGED_BYTES = 24
+_WIDE_BYTES = 4096  # values of this mean width are gathered as slices: a slice's few hundred bytes do not matter
 
 
 class TupleStore:
-    """The columns of stream tuples, addressed by ring position.
-
-    Parameters
-    ----------
-    schema
-        The columns.
-    ring_size
-        How many positions there are.
-
-    Examples
-    --------
-    >>> store = TupleStore(pa.schema({"a": pa.int64(), "b": pa.string()}), ring_size=4)
-    >>> store.write(np.array([3, 0]), pa.record_batch({"a": [7, None], "b": ["x", "y"]}))
-    >>> [column.to_pylist() for column in store.gather(np.array([0, 3]), [0, 1])]
-    [[None, 7], ['y', 'x']]
-    """
+    """The columns of stream tuples, addressed by ring position."""
 
     def __init__(self, schema: pa.Schema, ring_size: int) -> None:
         self.schema = schema
@@ -56,39 +42,49 @@ class TupleStore:
                 self._fixed[index] = _FixedColumn(column.type, data, plane, bit, is_plain)
             else:
                 self._paged[index] = _PagedColumn(column.type, ring_size)
-        # One bit per fixed column and tuple, eight columns to a plane.
+        # One bit per fixed column and tuple, eight columns per plane.
         self._null_planes = np.zeros((_plane_count(len(self._fixed)), ring_size), np.uint8)
-        self._has_nulls = False  # as long as there never was one, nothing needs to be looked up
+        self._has_nulls = False  # until the first NULL, flags need not be read
 
     @staticmethod
     def fixed_bytes_per_position(schema: pa.Schema) -> int:
-        """Bytes per ring position that are held whether or not a tuple is there."""
+        """Bytes per ring position, whether or not a tuple is there."""
         fixed = [c.type for c in schema if is_fixed_width(c.type)]
         widths = sum(_storage_dtype(kind).itemsize for kind in fixed)
         return widths + _plane_count(len(fixed)) + _PAGED_ENTRY_BYTES * (len(schema) - len(fixed))
 
     @staticmethod
     def guess_paged_bytes(schema: pa.Schema) -> int:
-        """Bytes per tuple to expect of the other columns before the first tuple was seen."""
+        """The expected bytes per tuple of the other columns, before the first tuple."""
         return sum(_GUESSED_PAGED_BYTES for c in schema if not is_fixed_width(c.type))
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         fixed = sum(column.data.nbytes for column in self._fixed.values())
         return fixed + self._null_planes.nbytes + sum(column.nbytes for column in self._paged.values())
 
     @property
     def reclaimable_bytes(self) -> int:
-        """About how many bytes of the pages belong to tuples that have left."""
+        """The approximate bytes of removed tuples in the pages."""
         return sum(column.reclaimable_bytes for column in self._paged.values())
 
+    @property
+    def widest(self) -> int:
+        """Upper bound of the bytes of a tuple."""
+        fixed = sum(column.data.itemsize for column in self._fixed.values())
+        return fixed + sum(column.widest for column in self._paged.values())
+
+    @property
+    def widest_gathered(self) -> int:
+        """Upper bound of the bytes a tuple takes while it is gathered: paged values may exist twice."""
+        return self.widest + sum(column.widest for column in self._paged.values())
+
     def paged_bytes_of(self, batch: pa.RecordBatch) -> int:
-        """Bytes that writing this batch would add to what is held."""
+        """How much writing this batch would add."""
         return sum(int(batch.column(index).nbytes) for index in self._paged)
 
     def merge_bytes(self) -> int:
-        """Bytes that the next `tidy` needs for a moment, while old and new pages both exist."""
+        """Temporary bytes that the next `tidy` needs, while old and new pages both exist."""
         return max((column.merge_bytes() for column in self._paged.values()), default=0)
 
     def write(self, positions: Positions | slice, batch: pa.RecordBatch) -> None:
@@ -106,8 +102,8 @@ class TupleStore:
             paged.write(positions, batch.column(index))
 
     def gather(self, positions: Positions, indices: Iterable[int]) -> list[pa.Array]:
-        """The columns with these numbers of the tuples at the positions, in the order asked for."""
-        planes: dict[int, npt.NDArray[np.uint8] | None] = {}
+        """Columns of the tuples at the positions, in that order."""
+        planes: dict[int, UInt8Array | None] = {}
         columns = []
         for index in indices:
             fixed = self._fixed.get(index)
@@ -116,7 +112,7 @@ class TupleStore:
                 continue
             gathered = fixed.data.take(positions, mode="clip")
             if fixed.is_plain and not self._has_nulls:
-                # At small windows a step gathers so few tuples that every call counts.
+                # In small windows a step gathers so few tuples that every call matters.
                 columns.append(pa.Array.from_buffers(fixed.kind, gathered.size, [None, pa.py_buffer(gathered)]))
                 continue
             if fixed.plane not in planes:
@@ -128,9 +124,9 @@ class TupleStore:
         return columns
 
     def move(self, positions: Positions, ring_size: int) -> None:
-        """Go over to another ring, in which the tuple at ``positions[i]`` is at i; one column after the other."""
+        """Change the ring size; the tuple at ``positions[i]`` moves to i, one column at a time."""
         for column in self._fixed.values():
-            # The old column is let go before the new one is made.
+            # The old column is freed before the new one is built.
             column.data = column.data[positions]
             column.data = spread(column.data, ring_size)
         planes = self._null_planes[:, positions]
@@ -151,13 +147,13 @@ class TupleStore:
             paged.merge()
 
     def reclaim(self, live_positions: Positions) -> None:
-        """Copy the pages without the tuples that have left; needs room for what is live, for a moment."""
+        """Copy the pages without removed tuples; temporarily needs room for the live ones."""
         for paged in self._paged.values():
             paged.compact(live_positions)
 
 
 def is_fixed_width(kind: pa.DataType) -> bool:
-    """Whether values of the type are so many bits each, so that they can live in a plain array."""
+    """Whether values of the type have a fixed number of bits, and so fit a plain array."""
     t = pa.types
     if t.is_nested(kind) or t.is_dictionary(kind) or t.is_null(kind) or isinstance(kind, pa.BaseExtensionType):
         return False
@@ -168,54 +164,42 @@ def is_fixed_width(kind: pa.DataType) -> bool:
 
 
 def fixed_values(column: pa.Array) -> npt.NDArray[np.generic]:
-    """The values behind a column of fixed width; whatever is in memory where it is NULL."""
+    """The values of a fixed-width column; undefined where it is NULL."""
     buffer, dtype = column.buffers()[1], _storage_dtype(column.type)
     if buffer is None or len(column) == 0:
         return np.zeros(len(column), dtype)
     if pa.types.is_boolean(column.type):
-        # Only the bytes that the column has a part in: it may be a short slice of a long batch.
+        # Only the column's own bytes: it may be a short slice of a long batch.
         first, skipped = divmod(column.offset, 8)
         needed = np.frombuffer(buffer, np.uint8, -(-(skipped + len(column)) // 8), first)
         return np.unpackbits(needed, bitorder="little")[skipped : skipped + len(column)]
     return np.frombuffer(buffer, dtype, len(column), column.offset * dtype.itemsize)
 
 
-def fixed_array(kind: pa.DataType, values: npt.NDArray[np.generic], is_null: npt.NDArray[np.uint8] | None) -> pa.Array:
-    """An Arrow array over values of fixed width, without a copy."""
+def fixed_array(kind: pa.DataType, values: npt.NDArray[np.generic], is_null: UInt8Array | None) -> pa.Array:
+    """An Arrow array over fixed-width values, without a copy."""
     validity = None
     if is_null is not None and is_null.any():
         validity = pa.py_buffer(np.packbits(is_null == 0, bitorder="little"))
     data = np.packbits(values.view(np.uint8), bitorder="little") if pa.types.is_boolean(kind) else values
-    # numpy does not export raw-byte dtypes as a buffer that Arrow takes, so they are handed over as bytes.
+    # numpy does not export raw-byte dtypes as a buffer that Arrow accepts, so they are passed as bytes.
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(data.view(np.uint8))])
 
 
 def copy_of(column: pa.Array) -> pa.Array:
-    """The column in memory of its own: a slice would keep the whole batch that it came with alive."""
+    """A copy of the column: a slice would keep its whole batch alive."""
     return column.take(pa.array(np.arange(len(column))))
 
 
 @dataclass(slots=True)
 class _FixedColumn:
-    """One column of fixed width: its values by position, and where its bit for NULL is.
-
-    Attributes
-    ----------
-    kind
-        Its type.
-    data
-        The values.
-    plane, bit
-        Which plane of NULLs, and which bit of it.
-    is_plain
-        Whether its values are numbers to numpy as they are to Arrow.
-    """
+    """One fixed-width column: its values by position, and the plane and bit of its NULL flags."""
 
     kind: pa.DataType
     data: npt.NDArray[np.generic]
     plane: int
     bit: int
-    is_plain: bool
+    is_plain: bool  # whether numpy and Arrow use the same numeric type
 
 
 @dataclass
@@ -230,7 +214,9 @@ class _Page:
 
 
 class _PagedColumn:
-    """One column in pages. Rows are numbered as they come; ``_row_at`` has the number of the row at a position."""
+    """One column in pages. Rows are numbered in order of arrival; ``_row_at`` has the row number per position."""
+
+    widest = 0  # upper bound of the bytes of a value
 
     def __init__(self, kind: pa.DataType, ring_size: int) -> None:
         self._kind = kind
@@ -250,6 +236,9 @@ class _PagedColumn:
     def write(self, positions: Positions | slice, column: pa.Array) -> None:
         if len(column) == 0:
             return
+        if not self._pages:
+            self.widest = 0
+        self.widest = max(self.widest, widest_row(pa.RecordBatch.from_arrays([column], names=["value"])))
         self._row_at[positions] = np.arange(self._next_row, self._next_row + len(column))
         page = _Page(self._next_row, copy_of(column), len(column))
         self._pages.append(page)
@@ -265,6 +254,10 @@ class _PagedColumn:
                 return pa.nulls(0).cast(self._kind) if not self._pages else self._pages[0].rows.slice(0, 0)
             page = self._pages[int(used[0])]
             return page.rows.take(pa.array(rows - page.first_row))
+        if self._pages_nbytes >= _WIDE_BYTES * sum(len(page.rows) for page in self._pages):
+            starts = rows - np.array([page.first_row for page in self._pages], np.int64)[pages]
+            numbered = zip(pages.tolist(), starts.tolist(), strict=True)
+            return pa.concat_arrays([self._pages[number].rows.slice(start, 1) for number, start in numbered])
         parts, taken = [], []
         for number in used.tolist():
             mine = np.flatnonzero(pages == number)
@@ -273,7 +266,9 @@ class _PagedColumn:
             taken.append(mine)
         back = np.empty(rows.size, np.int64)
         back[np.concatenate(taken)] = np.arange(rows.size)
-        return pa.concat_arrays(parts).take(pa.array(back))
+        together = pa.concat_arrays(parts)
+        parts.clear()  # two copies at once, not three
+        return together.take(pa.array(back))
 
     def release(self, positions: Positions) -> None:
         pages = self._page_of(self._row_at[positions])
@@ -296,7 +291,7 @@ class _PagedColumn:
         if first == len(self._pages):
             return
         merged = self._pages[first:]
-        # Rows between two pages may be missing where a page has gone; numbering goes on from the first page.
+        # Row numbers may have gaps where a page was dropped; numbering continues from the first page.
         rows, shift = pa.concat_arrays([page.rows for page in merged]), 0
         starts = [merged[0].first_row]
         for page in merged:
@@ -327,7 +322,7 @@ class _PagedColumn:
         self._row_at[inside] -= shifts[number]
 
     def _first_to_merge(self) -> int:
-        """The first of the newest pages that are to become one."""
+        """The first of the newest pages to merge."""
         first, total = len(self._pages), 0
         for number in range(len(self._pages) - 1, -1, -1):
             length = len(self._pages[number].rows)
@@ -343,7 +338,7 @@ class _PagedColumn:
 
 
 def spread(kept: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
-    """An array of this length that begins with the given values; zeros follow."""
+    """An array of this length that starts with the given values, followed by zeros."""
     longer = np.zeros(length, kept.dtype)
     longer[: kept.size] = kept
     return longer
@@ -360,6 +355,6 @@ def _plane_count(columns: int) -> int:
     return -(-columns // 8)
 
 
-def _null_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
-    nulls: npt.NDArray[np.uint8] = column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+def _null_bytes(column: pa.Array) -> UInt8Array:
+    nulls: UInt8Array = column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
     return nulls

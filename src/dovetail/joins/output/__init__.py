@@ -1,0 +1,1 @@
+"""Results: their columns, batches of bounded size, and their order."""

@@ -1,0 +1,1 @@
+"""Waiting stream tuples: where they are kept, and how they leave."""
