@@ -1,22 +1,23 @@
-"""Arriving batches: checked, cut to size, and taken apart into codes, event times and rows."""
+"""Reads arriving batches: checks them, slices them, and splits them into codes, event times and rows."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import BudgetError, SchemaError
+from dovetail.core.arrays import BoolArray
+from dovetail.core.errors import BudgetError, SchemaError
+from dovetail.joins.multiway.chunk import Tuples
+from dovetail.joins.multiway.integers import integers_of
+from dovetail.joins.multiway.spec import MJoinSpec, TimeWindow
 from dovetail.kernels.bucket_index import bucket_count_of
-from dovetail.operators.mjoin.chunk import BoolArray, Int64Array, Tuples
-from dovetail.operators.mjoin.spec import MJoinSpec, TimeWindow
 
 __all__ = ["Arrival", "ArrivalReader"]
 
 
 class Arrival(NamedTuple):
-    """A slice of a batch: tuples that can match, and those that cannot."""
+    """A slice of a batch: the tuples that can match, and those with a NULL key or behind the watermark."""
 
     tuples: Tuples
     nulls: pa.RecordBatch
@@ -38,7 +39,7 @@ class ArrivalReader:
         ]
 
     def checked(self, i: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with its codes in front and its own columns in the declared order; refused if any is missing."""
+        """The batch with its codes first and its columns in the declared order; refused if a column is missing."""
         name = self._spec.names[i]
         schema, columns, fields = self._spec.schemas[name], [], []
         for k in self._spec.input_attributes[i]:
@@ -56,14 +57,14 @@ class ArrivalReader:
             column_type = batch.schema.field(field.name).type
             if column_type != field.type:
                 raise SchemaError(
-                    f"Column {field.name!r} of input {name!r} is {column_type}, declared is {field.type}."
+                    f"Column {field.name!r} of input {name!r} is {column_type}, but is declared as {field.type}."
                 )
             columns.append(batch.column(field.name))
             fields.append(field)
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
     def slices(self, i: int, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Pieces of the batch whose chunks stay within bounds, each with the bytes that its chunk takes at most."""
+        """Slices of the batch whose chunks stay within bounds, each with the maximum size of its chunk in bytes."""
         start = 0
         while start < batch.num_rows:
             rows = batch.num_rows - start
@@ -85,36 +86,36 @@ class ArrivalReader:
             start += rows
 
     def chunk_bytes(self, i: int, row_bytes: int, rows: int) -> int:
-        """The most bytes that a chunk of so many rows takes."""
+        """The maximum size of a chunk of `rows` rows."""
         attributes = len(self._spec.input_attributes[i])
         buckets = bucket_count_of(rows, self._spec.partitions) + 1
-        # Splitting what goes to disk from what stays makes two indexes of it.
+        # Splitting rows for disk from rows for memory creates two indexes.
         index_bytes = attributes * (4 * 2 * buckets + 64)
-        # A buffer is rounded up, and has room for one more offset than there are values.
+        # Buffers are rounded up, and offsets have one more entry than values.
         rounding_bytes = 16 * len(self._spec.schemas[self._spec.names[i]])
         return row_bytes + rows * (8 + 16 + 1 + 12 * (attributes - 1)) + index_bytes + rounding_bytes
 
     def read(
         self, i: int, piece: pa.RecordBatch, first_arrival: int, first_place: int, watermark: int | None
     ) -> Arrival:
-        """Take a slice apart; its rows get consecutive stamps."""
+        """Split a slice into its parts; its rows get consecutive stamps."""
         attributes = len(self._spec.input_attributes[i])
         rows = piece.select(range(attributes, piece.num_columns))
         codes, valid = [], np.ones(piece.num_rows, np.bool_)
         for k in range(attributes):
-            values, is_valid = _integers(piece.column(k))
+            values, is_valid = integers_of(piece.column(k))
             codes.append(values)
             valid &= is_valid
         low = high = None
         is_late = np.zeros(piece.num_rows, np.bool_)
         if self._times[i]:
-            low, low_valid = _integers(rows.column(self._times[i][0]))
+            low, low_valid = integers_of(rows.column(self._times[i][0]))
             high = low
             if self._times[i][1] != self._times[i][0]:
-                high, _ = _integers(rows.column(self._times[i][1]))
+                high, _ = integers_of(rows.column(self._times[i][1]))
             valid &= low_valid
             if watermark is not None:
-                # What is late is so whatever its key: it must not come out as unmatched either.
+                # A late tuple is late whatever its key: it must not be emitted as unmatched either.
                 is_late = low_valid & (high < watermark)
                 valid &= ~is_late
         elif self._spec.window is not None:
@@ -133,14 +134,3 @@ class ArrivalReader:
 
 def _only(rows: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
     return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
-
-
-def _integers(column: pa.Array) -> tuple[Int64Array, BoolArray]:
-    """The integers behind a column, zero where NULL, and which are not NULL."""
-    width = column.type.bit_width
-    storage = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[width]
-    valid: npt.NDArray[np.bool_] = np.ones(len(column), np.bool_)
-    if column.null_count:
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-    numbers = column.view(storage).fill_null(0).to_numpy(zero_copy_only=False)
-    return numbers.astype(np.int64, copy=False), valid

@@ -1,19 +1,19 @@
-"""The two-input case: the symmetric hash join, and XJoin, which adds overflow to it."""
+"""The joins of two streams: the symmetric hash join, and XJoin, which can also spill."""
 
-from dovetail.errors import PlanError
-from dovetail.operators.mjoin.mjoin import MJoin
-from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.core.errors import PlanError
+from dovetail.joins.multiway.mjoin import MJoin
+from dovetail.joins.multiway.spec import MJoinSpec
 
 __all__ = ["SymmetricHashJoin", "XJoin"]
 
 
 class SymmetricHashJoin(MJoin):
-    """A join of two streams in memory (Wilschut and Apers 1991): `MJoin` with two inputs and nowhere to spill.
+    """An in-memory join of two streams (Wilschut and Apers 1991): `MJoin` with two inputs and no spilling.
 
     Examples
     --------
     >>> import pyarrow as pa
-    >>> from dovetail.operators.mjoin import mjoin_spec
+    >>> from dovetail.joins.multiway import mjoin_spec
     >>> schemas = {n: pa.schema({"k": pa.int64(), n: pa.int64()}) for n in "ab"}
     >>> join = SymmetricHashJoin(mjoin_spec(schemas, on="k"))
     >>> list(join.offer("a", join.spec.with_codes("a", pa.record_batch({"k": [1], "a": [2]}))))
@@ -30,7 +30,7 @@ class SymmetricHashJoin(MJoin):
 
 
 class XJoin(MJoin):
-    """A join of two streams with overflow (Urhan and Franklin 2000): `MJoin` with two inputs and random flushing."""
+    """A join of two streams that spills (Urhan and Franklin 2000): `MJoin` with two inputs and random flushing."""
 
     def __init__(self, spec: MJoinSpec) -> None:
         _require_two(spec, "XJoin")

@@ -1,12 +1,15 @@
 """Immutable chunks of an input's tuples, each with its own hash index.
 
-A chunk is a record batch whose rows lie in the order of their hash (see `dovetail.kernels.bucket_index`), with the
-codes, arrival stamps and event times beside it. As a table it has the input's columns and, in front of them, one
-``__code`` column per join attribute, ``__arrival``, and ``__low`` and ``__high`` where there is a window; its index is
-a second, smaller table. Both can be written as Arrow IPC files and mapped back without work in proportion to the rows.
+A chunk is a record batch in hash order (see `dovetail.kernels.bucket_index`), with codes, arrival stamps and event
+times beside it. As a table it has, before the input's columns, one ``__code`` column per join attribute, ``__arrival``,
+and ``__low`` and ``__high`` if there is a window; its index is a second, smaller table. Both can be written as Arrow
+IPC files and mapped in constant time.
 
-What does change is one bit per row, kept apart: whether the row of a preserved input is *done*, that is, has matched or
-was given out as unmatched.
+With a window, rows with the same code are in the order of their earliest time (`is_timed`), so that a probe finds those
+within its bounds by a binary search. Chunks stored before that was so are expanded and filtered instead.
+
+Only one bit per row changes, and is kept apart: whether a row of a preserved input is *done*, that is, has matched or
+was emitted as unmatched.
 """
 
 from collections.abc import Sequence
@@ -16,23 +19,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array, UInt8Array
 from dovetail.kernels.bucket_index import bucket_count_of, find_in_buckets, order_by_bucket, start_buckets
+from dovetail.kernels.time_index import EVERY_PLACE, narrow_to_times, sort_runs_by_time
 
 __all__ = ["IN_MEMORY", "Chunk", "OtherIndex", "Tuples", "get_bits", "make_bits", "set_bits"]
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-UInt8Array = npt.NDArray[np.uint8]
-BoolArray = npt.NDArray[np.bool_]
-
 IN_MEMORY = 2**62
-"""The departure stamp of tuples that have not left memory."""
+"""The departure stamp of tuples still in memory."""
 DIRECT = 0
-"""The departure stamp of tuples that never were in memory: before every arrival."""
+"""The departure stamp of tuples that were never in memory: before every arrival."""
 
 
 class Tuples(NamedTuple):
-    """Rows of one input and what the operator knows of them, in any order."""
+    """Rows of one input with their stamps, in any order."""
 
     rows: pa.RecordBatch
     codes: tuple[Int64Array, ...]
@@ -42,7 +42,6 @@ class Tuples(NamedTuple):
     done: BoolArray | None
 
     def filter(self, keep: BoolArray) -> "Tuples":
-        """Only the rows where `keep` is set."""
         low = None if self.low is None else self.low[keep]
         high = low if self.high is self.low else None if self.high is None else self.high[keep]
         done = None if self.done is None else self.done[keep]
@@ -51,7 +50,7 @@ class Tuples(NamedTuple):
 
 
 class OtherIndex(NamedTuple):
-    """The index by an attribute that the rows are not ordered by."""
+    """The index of an attribute that does not determine the row order."""
 
     order: Int32Array
     codes: Int64Array
@@ -59,21 +58,15 @@ class OtherIndex(NamedTuple):
 
 
 class Chunk:
-    """Tuples in the order of their first attribute's hash, with an index for each attribute.
+    """Tuples in hash order of their first attribute, with an index for each attribute.
 
-    Attributes
-    ----------
-    serial
-        Unique in the life of an operator, restarts included.
-    departure
-        When these tuples left memory; `IN_MEMORY` while they have not.
-    level
-        How often tuples of this chunk were merged.
+    `serial` is unique for the operator, across restarts; `departure` is the stamp at which the tuples left memory
+    (`IN_MEMORY` if they have not); `level` counts merges.
     """
 
     __slots__ = (
-        "arrivals", "codes", "departure", "done", "high", "level", "low", "max_arrival", "max_low", "min_low",
-        "nbytes", "others", "rows", "serial", "starts",
+        "arrivals", "codes", "departure", "done", "high", "is_timed", "level", "low", "max_arrival", "max_low",
+        "min_low", "nbytes", "others", "rows", "serial", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -85,8 +78,10 @@ class Chunk:
         level: int = 0,
         departure: int = IN_MEMORY,
         extremes: Sequence[int] | None = None,
+        is_timed: bool = False,
     ) -> None:
         self.serial = serial
+        self.is_timed = is_timed
         self.rows = tuples.rows
         self.codes = tuples.codes
         self.arrivals = tuples.arrivals
@@ -97,18 +92,20 @@ class Chunk:
         self.level = level
         self.departure = departure
         self.nbytes = self._count_bytes()
-        # Given where they are known, so that attaching a mapped chunk reads none of its rows.
+        # Passed in if known, so that attaching a mapped chunk reads none of its rows.
         self.max_arrival, self.min_low, self.max_low = self._find_extremes() if extremes is None else extremes
 
     @classmethod
     def build(cls, serial: int, tuples: Tuples, partitions: int, level: int = 0) -> "Chunk":
         """A chunk of tuples in any order."""
         order, starts = order_by_bucket(tuples.codes[0], bucket_count_of(len(tuples.arrivals), partitions))
+        if tuples.low is not None:
+            sort_runs_by_time(tuples.codes[0][order], tuples.low, order)
         places = pa.array(order)
         low = None if tuples.low is None else tuples.low[order]
         high = low if tuples.high is tuples.low else None if tuples.high is None else tuples.high[order]
         ordered = Tuples(
-            # Column by column: only one of them exists twice at a time.
+            # Column by column: only one column exists twice at a time.
             pa.RecordBatch.from_arrays([c.take(places) for c in tuples.rows.columns], schema=tuples.rows.schema),
             tuple(codes[order] for codes in tuples.codes),
             tuples.arrivals[order],
@@ -116,7 +113,7 @@ class Chunk:
             high,
             None if tuples.done is None else tuples.done[order],
         )
-        return cls.of_ordered(serial, ordered, partitions, level, starts=starts)
+        return cls.of_ordered(serial, ordered, partitions, level, starts=starts, is_timed=low is not None)
 
     @classmethod
     def of_ordered(
@@ -128,54 +125,71 @@ class Chunk:
         departure: int = IN_MEMORY,
         starts: Int32Array | None = None,
         extremes: Sequence[int] | None = None,
+        is_timed: bool = False,
     ) -> "Chunk":
-        """A chunk of tuples that lie in the order of their hash already."""
+        """A chunk of tuples already in hash order; `is_timed` if those of a code are in the order of their times."""
         count = bucket_count_of(len(tuples.arrivals), partitions)
         if starts is None:
             starts = start_buckets(tuples.codes[0], count)
         others = []
         for codes in tuples.codes[1:]:
             order, other_starts = order_by_bucket(codes, count)
+            if tuples.low is not None:
+                sort_runs_by_time(codes[order], tuples.low, order)
             others.append(OtherIndex(order, codes[order], other_starts))
-        return cls(serial, tuples, starts, tuple(others), level, departure, extremes)
+        return cls(serial, tuples, starts, tuple(others), level, departure, extremes, is_timed)
 
     def __len__(self) -> int:
         return len(self.arrivals)
 
     @property
     def tuples(self) -> Tuples:
-        """What the chunk holds, without the index; the done bits as they are now."""
+        """The contents without the index, with the current done bits."""
         done = None if self.done is None else get_bits(self.done, None, len(self))
         return Tuples(self.rows, self.codes, self.arrivals, self.low, self.high, done)
 
     def find(self, place: int, queries: Int64Array) -> tuple[Int32Array, Int32Array, int]:
-        """Ranges of places whose code of the input's attribute number `place` equals each query."""
+        """For each query, the range of places whose code of the input's attribute number `place` is equal."""
         if place == 0:
             return find_in_buckets(self.starts, self.codes[0], queries)
         other = self.others[place - 1]
         return find_in_buckets(other.starts, other.codes, queries)
 
+    def find_within(
+        self, place: int, queries: Int64Array, earliest: Int64Array, latest: Int64Array
+    ) -> tuple[Int32Array, Int32Array, int]:
+        """Like `find`, without places whose earliest time is outside each query's bounds, if there is a time index."""
+        first, count, found = self.find(place, queries)
+        if found == 0 or self.low is None or not self.has_time_index(place):
+            return first, count, found
+        order = EVERY_PLACE if place == 0 else self.others[place - 1].order
+        return first, count, narrow_to_times(first, count, self.low, order, earliest, latest)
+
+    def has_time_index(self, place: int) -> bool:
+        """Whether places with the same code of the input's attribute number `place` are in the order of their times."""
+        return self.low is not None and (self.is_timed or place > 0)
+
     def rows_at(self, place: int, places: Int32Array) -> Int32Array:
-        """The rows at places that `find` gave."""
+        """The rows at places returned by `find`."""
         return places if place == 0 else self.others[place - 1].order[places]
 
     def partition_offsets(self, partitions: int) -> Int32Array:
-        """Where each hash partition's rows begin; one more at the end."""
+        """The first row of each hash partition, plus the end."""
         return self.starts[:: (len(self.starts) - 1) // partitions]
 
     def expired_rows(self, horizon: int) -> BoolArray | None:
-        """Which rows lie wholly before the horizon; None where no row does."""
+        """Which rows lie wholly before the horizon; None if none do."""
         if self.low is None or self.min_low >= horizon:
             return None
         return np.less(self.low, horizon)
 
     def index_table(self) -> pa.Table:
-        """The index by the first attribute, to be stored beside the rows."""
+        """The index by the first attribute, for storage."""
         return pa.table({"starts": self.starts})
 
     @property
     def extremes(self) -> tuple[int, int, int]:
-        """The last arrival, and the least and the greatest of the tuples' earliest times."""
+        """The last arrival, and the minimum and maximum of the tuples' earliest times."""
         return self.max_arrival, self.min_low, self.max_low
 
     def _find_extremes(self) -> tuple[int, int, int]:
@@ -194,22 +208,22 @@ class Chunk:
             arrays.append(self.high)
         if self.done is not None:
             arrays.append(self.done)
-        # Whole buffers: nbytes leaves out what a builder has allocated besides the values.
+        # Whole buffers: nbytes ignores what a builder has over-allocated.
         return int(self.rows.get_total_buffer_size()) + sum(array.nbytes for array in arrays)
 
 
 def merged(serial: int, chunks: Sequence[Chunk], keep: Sequence[BoolArray | None], partitions: int) -> Chunk:
-    """One chunk of the rows of several, without those that are not to be kept."""
+    """One chunk of the kept rows of several."""
     parts = [c.tuples if mask is None else c.tuples.filter(mask) for c, mask in zip(chunks, keep, strict=True)]
     parts = [part for part in parts if len(part.arrivals)] or parts[:1]
     level = max(chunk.level for chunk in chunks) + 1
     if len(parts) == 1:
-        return Chunk.of_ordered(serial, parts[0], partitions, level)
+        is_timed = all(chunk.is_timed for chunk in chunks)
+        return Chunk.of_ordered(serial, parts[0], partitions, level, is_timed=is_timed)
     return Chunk.build(serial, concatenated(parts), partitions, level)
 
 
 def concatenated(parts: Sequence[Tuples]) -> Tuples:
-    """The tuples of several parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -231,7 +245,7 @@ def concatenated(parts: Sequence[Tuples]) -> Tuples:
 
 
 def make_bits(flags: BoolArray) -> UInt8Array:
-    """Flags as bits, eight to a byte.
+    """Pack flags into bits, eight per byte.
 
     Examples
     --------
@@ -256,7 +270,7 @@ def get_bits(bits: UInt8Array, rows: npt.NDArray[np.signedinteger] | None, count
 
 
 def set_bits(bits: UInt8Array, rows: npt.NDArray[np.signedinteger]) -> None:
-    """Set the flags of these rows, which may repeat, in place.
+    """Set the flags of these rows in place; rows may repeat.
 
     Examples
     --------

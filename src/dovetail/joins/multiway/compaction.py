@@ -1,55 +1,47 @@
-"""Pieces on disk merged in tiers, and rid of what has expired, so that there are few of them and little rubbish.
+"""Compacts the pieces on disk: merges them in tiers and drops expired rows.
 
-Four pieces of a level, of one hash partition of one input, become one of the next level, as chunks in memory do; each
-row is thus written a logarithmic number of times. A piece that has largely expired is written again without what has.
+Four pieces of one level, hash partition and input become one of the next level, like chunks in memory, so each row is
+written a logarithmic number of times. A piece that has mostly expired is rewritten without its expired rows.
 
-Only pieces of a domain whose results are all out are touched. For those it no longer matters when they left memory:
-whatever arrives later came after that, so no event that has been can have joined it with them.
+Only domains whose results have all been emitted are compacted. For them the departure stamps no longer matter: a tuple
+that arrives later cannot have been joined with them by an earlier event.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from dovetail.faultpoints import fault_point
-from dovetail.operators.mjoin.chunk import DIRECT, BoolArray, Chunk, merged
-from dovetail.operators.mjoin.metrics import MJoinMetrics
-from dovetail.operators.mjoin.spill import Piece
-from dovetail.operators.mjoin.state import TIER, Domain, JoinState
+from dovetail.core.arrays import BoolArray
+from dovetail.core.faultpoints import fault_point
+from dovetail.joins.multiway.chunk import DIRECT, Chunk, merged
+from dovetail.joins.multiway.metrics import MJoinMetrics
+from dovetail.joins.multiway.spill import Piece
+from dovetail.joins.multiway.state import TIER, Domain, JoinState
 
 __all__ = ["compact_pieces"]
 
 Group = tuple[Domain, list[Piece]]
 
 
-def compact_pieces(state: JoinState, metrics: MJoinMetrics, horizon: int | None) -> None:
-    """Merge pieces where there are enough of them, and drop expired rows where they are many.
+def compact_pieces(state: JoinState, metrics: MJoinMetrics, horizons: Sequence[int | None]) -> None:
+    """Merge pieces where a tier is full, and rewrite pieces that are mostly expired.
 
-    Parameters
-    ----------
-    state, metrics
-        Of the join.
-    horizon
-        The event time, or place, before which no tuple can match one that is still to arrive; None: there is none.
-
-    Raises
-    ------
-    SpillError
-        If the spill directory is full; nothing has changed for the input at which that happened.
+    No tuple of an input before its horizon (an event time or a place) can match a later arrival; None if there is no
+    such bound. A `SpillError` leaves the input that was being compacted unchanged.
     """
-    for i in range(len(state.memory)):
+    for i, horizon in enumerate(horizons):
         expired_before = horizon
         while _compact(state, metrics, i, horizon, expired_before):
-            # What was merged may now be one of four of its own level; what has expired is gone, or has to stay.
+            # A merged piece may complete the next tier. Expired rows are handled in the first round.
             expired_before = None
     state.close_empty_domains()
 
 
 def _compact(state: JoinState, metrics: MJoinMetrics, i: int, horizon: int | None, expired_before: int | None) -> bool:
-    """Merge what there is of an input to be merged now; whether there was anything."""
+    """Merge what can be merged of one input; returns whether anything was."""
     settled = [domain for domain in state.domains if domain.pending == 0]
     groups = [group for domain in settled for group in _groups(state, domain, i, expired_before)]
     if not groups:
         return False
-    # Made as they are written, one after the other: only one group is in memory at a time.
+    # Merged lazily: only one group is in memory at a time.
     written = state.write(i, _merged(state, i, groups, horizon), DIRECT)
     state.store.release()
     for domain, pieces in groups:
@@ -67,7 +59,7 @@ def _compact(state: JoinState, metrics: MJoinMetrics, i: int, horizon: int | Non
 
 
 def _groups(state: JoinState, domain: Domain, i: int, horizon: int | None) -> Iterator[Group]:
-    """Pieces of a domain that are to become one."""
+    """The groups of pieces to merge into one."""
     tiers: dict[tuple[int, int], list[Piece]] = {}
     for piece in domain.pieces[i]:
         tiers.setdefault((piece.partition, piece.level), []).append(piece)
@@ -83,7 +75,7 @@ def _groups(state: JoinState, domain: Domain, i: int, horizon: int | None) -> It
 
 
 def _expired_share(piece: Piece, horizon: int) -> float:
-    """About how much of a piece lies before the horizon, taking its times for evenly spread."""
+    """The estimated share of a piece before the horizon, assuming evenly spread times."""
     if piece.min_low >= horizon:
         return 0.0
     return (horizon - piece.min_low) / max(1, piece.max_low - piece.min_low)
@@ -92,7 +84,7 @@ def _expired_share(piece: Piece, horizon: int) -> float:
 def _merged(state: JoinState, i: int, groups: list[Group], horizon: int | None) -> Iterator[Chunk]:
     for _, pieces in groups:
         chunks = [state.store.load(i, piece) for piece in pieces]
-        drop = [state.droppable(i, chunk, horizon) for chunk in chunks]
+        drop = [state.droppable(chunk, horizon) for chunk in chunks]
         keep: list[BoolArray | None] = [None if mask is None else ~mask for mask in drop]
         chunk = merged(state.next_serial(), chunks, keep, state.spec.partitions)
         if len(pieces) == 1:

@@ -1,17 +1,17 @@
-"""The second and the third stage: joins that involve tuples on disk, and the test that no result comes twice.
+"""The second and third stage: joins with tuples on disk, and the test that emits every result only once.
 
 A result is redundant if and only if one single event has already joined all of its tuples:
 
-- they were all in memory together: the last one to arrive did so before the first one to leave, and probed;
-- one logged disk-memory probe found the tuple of its own input on disk and all the others in memory;
-- one complete join of their domain came after the last of them had arrived.
+- they were in memory together: the last one arrived, and probed, before the first one left;
+- one logged disk-memory probe read the tuple of its own input from disk and found all others in memory;
+- one complete join of their domain ran after the last of them had arrived.
 
-Testing pairs, as the paper writes it, loses results: each pair of a triple can have met in another event.
+Testing pairs, as in the paper, loses results: each pair of a triple can have met in a different event.
 
-The disk-memory stage probes what the other inputs have in memory with one input's tuples on disk, and logs it. A
-complete join finds everything that is still missing of a domain: each result is made from its tuple that arrived last,
-which must have arrived since the previous complete join, and probes memory and disk. It serves the delay bound while
-the inputs go on, and as the disk-disk stage when they have ended.
+The disk-memory stage probes the memory of the other inputs with one input's tuples on disk, and logs that. A complete
+join finds all missing results of a domain: each is found from its last tuple to arrive, which must be newer than the
+previous complete join, by probing memory and disk. It enforces the delay bound while the inputs run, and is the
+disk-disk stage after they have ended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.joins.multiway.chunk import Chunk
+from dovetail.joins.multiway.metrics import MJoinMetrics
+from dovetail.joins.multiway.probing import Partial, Prober, SequenceChooser
+from dovetail.joins.multiway.results import ResultWriter
+from dovetail.joins.multiway.spill import Piece
+from dovetail.joins.multiway.state import Domain, JoinState
 from dovetail.kernels.bucket_index import partitions_of
-from dovetail.operators.mjoin.chunk import BoolArray, Chunk, Int32Array, Int64Array
-from dovetail.operators.mjoin.metrics import MJoinMetrics
-from dovetail.operators.mjoin.probing import Partial, Prober, SequenceChooser
-from dovetail.operators.mjoin.results import ResultWriter
-from dovetail.operators.mjoin.spill import Piece
-from dovetail.operators.mjoin.state import Domain, JoinState
 
 __all__ = ["DiskStages", "is_redundant"]
 
@@ -35,7 +36,7 @@ _MOST_RANGES = 256
 
 
 class DiskStages:
-    """Joins a domain's tuples on disk, with memory and with each other."""
+    """Joins a domain's tuples on disk with memory and with each other."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class DiskStages:
         self._limit = limit
 
     def probe_memory(self, i: int, number: int) -> Iterator[pa.RecordBatch]:
-        """The disk-memory stage: what input i has on disk of a domain probes the others' memory."""
+        """The disk-memory stage: input i's tuples on disk probe the memory of the others."""
         state, domain = self._state, self._state.domains[number]
         stamp = state.next_stamp()
         sources = {j: state.memory[j] for j in range(len(state.memory)) if j != i}
@@ -71,10 +72,10 @@ class DiskStages:
         self._metrics.disk_probes += 1
 
     def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Give out every result of a domain that is still missing.
+        """Emit every missing result of a domain.
 
-        The domain is gone through in as many ranges of the hash as it takes for the pieces of one range to fit in
-        memory; rows on disk lie in the order of their hash, so each is read once for every input that leads.
+        The domain is split into as many hash ranges as needed for the pieces of one range to fit in memory. Rows on
+        disk are in hash order, so each is read once per driving input.
         """
         state, domain = self._state, self._state.domains[number]
         stamp = state.next_stamp()
@@ -109,7 +110,7 @@ class DiskStages:
         parts: Sequence[Sequence["_Part"]],
         domain: Domain,
     ) -> Iterator[pa.RecordBatch]:
-        """Load the other inputs' parts, a group of each at a time, and join every combination of groups."""
+        """Load one group of parts per other input at a time, and join every combination of groups."""
         order = self._chooser.order(i)
         if len(sources) == len(order):
             for chunk, rows in drivers:
@@ -160,7 +161,7 @@ class DiskStages:
             store.release()
 
     def _groups(self, parts: Sequence["_Part"]) -> Iterator[list["_Part"]]:
-        """Parts that are loaded together: one input's share of the memory to work in."""
+        """Groups of parts that are loaded together: one input's share of the work memory."""
         limit = self._state.limits.work // (2 * len(self._state.memory))
         group: list[_Part] = []
         held = 0.0
@@ -175,7 +176,7 @@ class DiskStages:
 
     @contextmanager
     def _loaded(self, i: int, parts: Sequence["_Part"]) -> Iterator[list[Chunk]]:
-        """Parts of pieces in memory; done bits that are set meanwhile are kept."""
+        """Parts of pieces in memory; done bits set in the meantime are kept."""
         store = self._state.store
         chunks = [store.load(i, part.piece, part.start, part.stop) for part in parts]
         try:
@@ -185,7 +186,7 @@ class DiskStages:
                 store.keep_done(part.piece, part.start, chunk)
 
     def _parts_in(self, pieces: Sequence[Piece], where: "_Range") -> list["_Part"]:
-        """The rows of pieces that lie in a range of the hash: a stretch of each."""
+        """The rows of each piece that lie in a hash range."""
         if where.ranges == 1:
             return [_Part(piece, 0, piece.rows) for piece in pieces]
         parts = []
@@ -197,7 +198,7 @@ class DiskStages:
         return parts
 
     def _rows_in(self, chunk: Chunk, where: "_Range") -> Int32Array:
-        """The rows of a chunk in memory that belong to a range of a domain."""
+        """The rows of a chunk in memory that lie in a hash range of a domain."""
         if not self._state.spec.is_star:
             return _all_rows(chunk)
         offsets = chunk.partition_offsets(self._state.spec.partitions)
@@ -214,7 +215,7 @@ class DiskStages:
 
 
 class _Range(NamedTuple):
-    """One of so many equal ranges of the hash of a domain."""
+    """One of `count` equal hash ranges of a domain."""
 
     domain: int
     place: int
@@ -222,7 +223,7 @@ class _Range(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A stretch of a piece's rows."""
+    """A range of a piece's rows."""
 
     piece: Piece
     start: int
@@ -230,21 +231,14 @@ class _Part(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """About what it takes in memory."""
+        """The approximate size in memory."""
         return self.piece.bytes * (self.stop - self.start) / max(1, self.piece.rows)
 
 
 def is_redundant(result: Partial, log: Sequence[tuple[int, int]], joined_until: int) -> BoolArray:
-    """Which results one single event has already joined.
+    """Which complete results one single event has already joined.
 
-    Parameters
-    ----------
-    result
-        Complete results.
-    log
-        The disk-memory probes of the domain since it was last joined completely: (input, stamp).
-    joined_until
-        The stamp of that complete join.
+    `log` has the disk-memory probes of the domain, (input, stamp), since its last complete join at `joined_until`.
     """
     arrivals, departures = {}, {}
     for i, refs in result.refs.items():

@@ -1,15 +1,15 @@
 """The join graph of a multi-way join: which columns of which inputs must be equal.
 
-Equalities are transitive, so columns that they link form one *join attribute*; an input may name its column for it as
-it likes. Attributes that exactly the same inputs share are one composite attribute, since a row must agree in all of
-them anyway and one hash then does for all.
+Equality is transitive, so columns linked by equalities form one *join attribute*; each input may use its own column
+name for it. Attributes shared by exactly the same inputs form one composite attribute: a row must agree in all of them,
+and one hash covers them all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["Equality", "JoinAttribute", "JoinGraph", "OnClause"]
 
@@ -20,33 +20,19 @@ OnClause = str | Sequence[str] | Sequence[Equality] | Mapping[str, str | Sequenc
 
 @dataclass(frozen=True)
 class JoinAttribute:
-    """Columns that a result agrees in.
+    """Columns whose values are equal in every result."""
 
-    Attributes
-    ----------
-    name
-        The name in results and code columns: that of the first input that has the attribute.
-    columns
-        For each input that has it, its columns, in the same order everywhere.
-
-    Examples
-    --------
-    >>> JoinAttribute("k", {"a": ("k",), "b": ("id",)}).inputs
-    ('a', 'b')
-    """
-
-    name: str
-    columns: Mapping[str, tuple[str, ...]]
+    name: str  # used in results and code columns; taken from the first input that has it
+    columns: Mapping[str, tuple[str, ...]]  # per input that has it, its columns, in the same order everywhere
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs that have the attribute."""
         return tuple(self.columns)
 
 
 @dataclass(frozen=True)
 class JoinGraph:
-    """Inputs and the join attributes that link them; every input can be reached from every other.
+    """Inputs and the join attributes that link them; always connected.
 
     Examples
     --------
@@ -63,20 +49,11 @@ class JoinGraph:
 
     @classmethod
     def of(cls, columns: Mapping[str, Iterable[str]], on: OnClause) -> "JoinGraph":
-        """Read what a user writes.
+        """Parse a user's `on`, given the columns of each input.
 
-        Parameters
-        ----------
-        columns
-            The columns of each input.
-        on
-            One name or a list of names that every input has; for each input its own name or names, in the same order;
-            or a list of equalities between two columns, each written ``"input.column"`` or ``(input, column)``.
-
-        Raises
-        ------
-        PlanError
-            For a column that an input does not have, or inputs that no equality links.
+        `on` is a name or names that every input has; a mapping from each input to its own names, in the same order; or
+        a list of equalities between two columns, each written ``"input.column"`` or ``(input, column)``. A missing
+        column, or inputs that no equality links, are a `PlanError`.
         """
         available = {name: set(names) for name, names in columns.items()}
         if len(available) < 2:
@@ -92,12 +69,8 @@ class JoinGraph:
 
     @property
     def star(self) -> JoinAttribute | None:
-        """The attribute that every input has, if there is one."""
+        """The attribute that every input has, if any."""
         return next((a for a in self.attributes if len(a.columns) == len(self.inputs)), None)
-
-    def attributes_of(self, name: str) -> tuple[JoinAttribute, ...]:
-        """The attributes that an input has."""
-        return tuple(a for a in self.attributes if name in a.columns)
 
     def shared(self, left: Iterable[str], right: Iterable[str]) -> tuple[JoinAttribute, ...]:
         """The attributes that two groups of inputs share."""
@@ -105,7 +78,7 @@ class JoinGraph:
         return tuple(a for a in self.attributes if ours & set(a.columns) and theirs & set(a.columns))
 
     def restricted(self, names: Iterable[str]) -> "JoinGraph":
-        """The graph of some of the inputs; attributes that only one of them has are left out."""
+        """The subgraph of some inputs, without attributes that only one of them has."""
         kept = [name for name in self.inputs if name in set(names)]
         parts = []
         for attribute in self.attributes:
@@ -115,7 +88,6 @@ class JoinGraph:
         return JoinGraph(tuple(kept), tuple(parts))
 
     def is_connected(self) -> bool:
-        """Whether every input can be reached from the first."""
         reached, grew = {self.inputs[0]}, True
         while grew:
             linked = {n for a in self.attributes if reached & set(a.columns) for n in a.columns}
@@ -124,7 +96,7 @@ class JoinGraph:
         return len(reached) == len(self.inputs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the graph as JSON-able data."""
+        """The graph as JSON-able data."""
         attributes = [{"name": a.name, "columns": {n: list(c) for n, c in a.columns.items()}} for a in self.attributes]
         return {"inputs": list(self.inputs), "attributes": attributes}
 
@@ -137,19 +109,19 @@ class JoinGraph:
         others = [name for name in self.inputs if name not in reached]
         raise PlanError(
             f"The join graph is not connected: nothing links {', '.join(sorted(reached))} with {', '.join(others)}.",
-            hint="Add an equality between a column of either side; a cross product is not a stream join.",
+            hint="Add an equality between the two sides; a stream join cannot be a cross product.",
         )
 
 
 class _Classes:
-    """Columns that equalities have linked, by a union of sets."""
+    """Union-find over columns linked by equalities."""
 
     def __init__(self, inputs: list[str]) -> None:
         self._inputs = inputs
         self._parent: dict[Column, Column] = {}
 
     def link(self, left: Column, right: Column) -> None:
-        # The column named first stays in front, so that results carry its name.
+        # The first column stays first: results use its name.
         self._parent[self._root(right)] = self._root(left)
 
     def attributes(self) -> tuple[JoinAttribute, ...]:
@@ -206,7 +178,7 @@ def _equalities(inputs: list[str], on: OnClause) -> list[tuple[Column, Column]]:
 def _column(written: Any, inputs: list[str]) -> Column:
     if isinstance(written, tuple | list) and len(written) == 2:
         return str(written[0]), str(written[1])
-    # An input's name may itself have a dot in it.
+    # The name of an input may contain a dot.
     for name in sorted(inputs, key=len, reverse=True):
         if isinstance(written, str) and written.startswith(f"{name}."):
             return name, written[len(name) + 1 :]

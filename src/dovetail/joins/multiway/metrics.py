@@ -8,33 +8,32 @@ __all__ = ["MJoinMetrics"]
 
 @dataclass(slots=True)
 class MJoinMetrics:
-    """What one multi-way join has done since it was made, restarts included.
+    """Counters of one multi-way join, kept across restarts.
 
     Attributes
     ----------
     tuples_in
-        Tuples accepted, per input; where an `offer` failed, this tells how far it came.
+        Tuples accepted, per input; after a failed `offer`, how many were accepted.
     null_tuples, late_tuples
-        Tuples whose key or event time is NULL, and those behind the watermark.
+        Tuples whose key or event time is NULL, and tuples behind the watermark.
     output_rows, unmatched_rows
-        Rows given out, and those of them that have no match.
+        Rows emitted, and those of them without a match.
     inserts, probes, comparisons
-        Tuples put into hash tables, look-ups of a tuple or partial result in an input's tables, and candidates
-        compared.
+        Tuples inserted into hash tables, lookups of a tuple or partial result in one input, and candidates compared.
     sample_probes
-        Look-ups that only served to learn selectivities.
+        Lookups made only to learn selectivities.
     reorders
-        How often an input's probing sequence changed.
+        Changes of an input's probing sequence.
     merges, merged_rows
-        Merges of chunks and the rows that they wrote.
+        Merges of chunks or pieces, and the rows they wrote.
     purged_rows
         Rows dropped because they lie outside every window.
     flushes, flushed_rows, spilled_bytes
         Flushes, the rows moved to disk by them or on arrival, and bytes written.
     disk_probes, catch_ups, bytes_read
-        Disk-memory stages, complete joins of a partition, and bytes read back.
+        Disk-memory stages, complete joins of a domain, and bytes read back.
     redundant_rows
-        Candidates that had been given out before.
+        Candidates that had been emitted before.
     """
 
     tuples_in: dict[str, int] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class MJoinMetrics:
     redundant_rows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the counters as JSON-able data.
+        """The counters as JSON-able data.
 
         Examples
         --------
@@ -70,5 +69,5 @@ class MJoinMetrics:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "MJoinMetrics":
-        """The counters that `as_dict` gave."""
+        """The inverse of `as_dict`."""
         return cls(**values)

@@ -1,25 +1,24 @@
-"""MJoin: a symmetric hash join of any number of streams, in bounded memory, each result exactly once.
+"""MJoin: a symmetric hash join of any number of streams in bounded memory, with every result exactly once.
 
-What it computes: all combinations of one tuple of each input that agree in the join attributes and lie within the
-window; for outer, semi and anti joins also, or only, the tuples of a preserved input, once each, when it is decided
-that they match or that they no longer can. A left join of n inputs keeps the rows of its driving input that are part of
-no combination.
+Result: all combinations of one tuple per input that agree in the join attributes, lie within the window and satisfy the
+conditions between pairs of inputs. Outer joins add, and semi and anti joins emit only, tuples of a preserved input,
+once it is known that they match or no longer can. A left join of n inputs keeps the rows of its driving input that are
+part of no combination.
 
-When: results among tuples in memory come out with the last of their tuples (`offer`). Where tuples had to go to disk,
-the rest comes when the delay bound is reached or the inputs are idle (`step`), and at the latest from `drain`. Rows
-without a match come out when the watermark has passed their window (`advance`), or when all inputs have ended
-(`finish`, `drain`).
+When: results of tuples in memory are emitted with the last of their tuples (`offer`). If tuples were spilled, the other
+results follow when the delay bound is reached or the inputs are idle (`step`), at the latest from `drain`. Rows without
+a match are emitted when the watermark has passed their window (`advance`), or when all inputs have ended (`finish`,
+`drain`).
 
-Memory: `size()` is what is held and never exceeds the budget. An eighth of the budget is for arriving tuples, an eighth
-for output, a quarter for merging and for loading what is on disk, the rest for state. What does not fit goes to the
-spill directory, by hash partition.
+Memory: `size()` never exceeds the budget. An eighth of it is for arriving tuples, an eighth for output, a quarter for
+merging and for loading from disk, the rest for state. The excess is spilled by hash partition.
 
-What a restart keeps: everything, by `snapshot` and `restore`. Two operators with the same spec that were given the same
-calls hold the same state and give the same rows: nothing depends on a clock, and randomness comes from the spec's seed.
+Restart: `snapshot` and `restore` keep everything. Two operators with the same spec and the same calls hold the same
+state and emit the same rows: nothing depends on a clock, and the spec's seed determines randomness.
 
-Supported: inner joins of n inputs over any connected join graph; left joins of n inputs against a driving one; right,
-full, semi and anti joins of two; windows by event time and by number of tuples. Not supported: conditions besides
-equality.
+Supported: inner joins of n inputs over any connected join graph; left joins of n inputs with a driving one; right,
+full, semi and anti joins of two; windows by event time, for all inputs or a pair of them, and by number of tuples;
+conditions between two inputs (`PairCondition`). Not supported: joins without an equality; conditions on three inputs.
 
 Viglas, Naughton, Burger: Maximizing the Output Rate of Multi-Way Join Queries over Streaming Information Sources
 (2003).
@@ -31,21 +30,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import BudgetError, DovetailError, PlanError, PromiseError, SpillError, StateError
-from dovetail.memory import Ledger
-from dovetail.operators.mjoin.arrivals import ArrivalReader
-from dovetail.operators.mjoin.chunk import Chunk
-from dovetail.operators.mjoin.compaction import compact_pieces
-from dovetail.operators.mjoin.disk_stages import DiskStages
-from dovetail.operators.mjoin.metrics import MJoinMetrics
-from dovetail.operators.mjoin.output import MultiOutput
-from dovetail.operators.mjoin.probing import Prober, SequenceChooser
-from dovetail.operators.mjoin.results import ResultWriter
-from dovetail.operators.mjoin.snapshots import refer_to_stored, restore_operator, snapshot_of, table_names
-from dovetail.operators.mjoin.spec import MJoinSpec, TimeWindow, TupleWindow
-from dovetail.operators.mjoin.spill import Fetch
-from dovetail.operators.mjoin.state import JoinState
-from dovetail.operators.protocol import Snapshot
+from dovetail.core.errors import BudgetError, DovetailError, PlanError, PromiseError, SpillError, StateError
+from dovetail.core.memory import Ledger
+from dovetail.joins.multiway.arrivals import ArrivalReader
+from dovetail.joins.multiway.chunk import Chunk
+from dovetail.joins.multiway.compaction import compact_pieces
+from dovetail.joins.multiway.disk_stages import DiskStages
+from dovetail.joins.multiway.expiry import Expiry
+from dovetail.joins.multiway.metrics import MJoinMetrics
+from dovetail.joins.multiway.output import MultiOutput
+from dovetail.joins.multiway.probing import Prober, SequenceChooser
+from dovetail.joins.multiway.results import ResultWriter
+from dovetail.joins.multiway.snapshots import refer_to_stored, restore_operator, snapshot_of, table_names
+from dovetail.joins.multiway.spec import MJoinSpec, TimeWindow, TupleWindow
+from dovetail.joins.multiway.spill import Fetch
+from dovetail.joins.multiway.state import JoinState
+from dovetail.joins.protocol import Snapshot
 
 __all__ = ["MJoin"]
 
@@ -55,14 +55,14 @@ _FEWEST_ROWS = 4
 
 
 class MJoin:
-    """A multi-way stream join; see the module for what it promises.
+    """A multi-way stream join; see the module docstring.
 
-    The iterators that `offer`, `step`, `advance` and `drain` give do the work as they are consumed: exhaust one before
-    the next call.
+    The iterators returned by `offer`, `step`, `advance` and `drain` do the work as they are consumed: exhaust each
+    before the next call.
 
     Examples
     --------
-    >>> from dovetail.operators.mjoin import mjoin_spec
+    >>> from dovetail.joins.multiway import mjoin_spec
     >>> schemas = {n: pa.schema({"k": pa.int64(), n: pa.string()}) for n in "abc"}
     >>> spec = mjoin_spec(schemas, on="k", budget="1MB")
     >>> join = MJoin(spec)
@@ -92,15 +92,15 @@ class MJoin:
         self._pairs_bytes = self._ledger.reserve("partial_results")
         self._limit = max(_FEWEST_PAIRS, min(_MOST_PAIRS, limits.output // 2 // _pair_bytes(len(spec.names))))
         self._reader = ArrivalReader(spec, limits.arrivals // 2)
-        self._width = None if spec.window is None else spec.window.width
-        self._prober = Prober(spec, self.metrics, self._width)
+        self._prober = Prober(spec, self.metrics)
         self.chooser = SequenceChooser(spec)
         self._writer = ResultWriter(spec, self._output, self.metrics, writer_bytes, limits.output // 2)
+        self._expiry = Expiry(self.state, self._writer)
         self._stages = DiskStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         self._ledger.reserve("bookkeeping", self.chooser.fanout.nbytes + self.state.spilled.nbytes)
         self._late: list[tuple[str, pa.RecordBatch]] = []
         self.on_late: Callable[[str, pa.RecordBatch], None] | None = None
-        """Called with late tuples as they come, where the window says ``late="side"``; None: `take_late` gives them."""
+        """Called with late tuples if the window has ``late="side"``; None: they wait for `take_late`."""
         self.watermark: int | None = None
         self._greatest_time: dict[str, int] = {}
         self._place = 0
@@ -115,7 +115,7 @@ class MJoin:
 
     @staticmethod
     def minimum_budget(spec: MJoinSpec) -> int:
-        """The least budget for these inputs, in bytes."""
+        """The minimum budget for these inputs, in bytes."""
         reader = ArrivalReader(spec, 1)
         widths = [_guessed_row_bytes(schema) for schema in spec.schemas.values()]
         chunk = max(reader.chunk_bytes(i, _FEWEST_ROWS * w, _FEWEST_ROWS) for i, w in enumerate(widths))
@@ -123,17 +123,17 @@ class MJoin:
 
     @property
     def output_schema(self) -> pa.Schema:
-        """Columns of every batch given: the join columns, then each input's others."""
+        """The schema of every output batch: the join columns, then the other columns of each input."""
         return self._output.schema
 
     @property
     def pending(self) -> int:
-        """Tuples that have arrived and may have results that are still to come from disk."""
+        """Tuples whose results from disk may be outstanding."""
         return self.state.pending
 
     @property
     def completed_time(self) -> int | None:
-        """The event time before which no result is still to come; None before the first watermark."""
+        """The event time before which no result is outstanding; None before the first watermark."""
         lows = [d.pending_low for d in self.state.domains if d.pending_low is not None]
         return None if self.watermark is None else min([self.watermark, *lows])
 
@@ -147,81 +147,82 @@ class MJoin:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held at any moment."""
+        """The most bytes held at any moment."""
         return self._ledger.peak_bytes
 
     def state_rows(self) -> dict[str, int]:
-        """Tuples held per input, in memory and on disk; up to half of a chunk may have expired already."""
+        """Tuples held per input, in memory and on disk; up to half of a chunk may have expired."""
         return dict(zip(self.spec.names, self.state.rows, strict=True))
 
     # ---------------------------------------------------------------- input
 
     def offer(self, name: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Accept tuples of an input: they probe the others and are kept.
+        """Accept tuples of an input: they probe the other inputs and are stored.
 
-        Parameters
-        ----------
-        name
-            The input.
-        batch
-            Its columns, and an int64 code for each of its join attributes (see `MJoinSpec.with_codes`).
-
-        Raises
-        ------
-        SpillError, BudgetError
-            Where there is no room; ``metrics.tuples_in`` tells how many tuples were accepted, and the rest can be
-            offered again when there is.
+        The batch has the input's columns and an int64 code per join attribute (see `MJoinSpec.with_codes`). After a
+        `SpillError` or `BudgetError`, ``metrics.tuples_in`` tells how many tuples were accepted; the others can be
+        offered again.
         """
         i = self._number(name)
         if name in self.ended:
-            raise PlanError(f"Input {name!r} has ended: it was finished before.")
+            raise PlanError(f"Input {name!r} has ended.")
         return self._guarded(self._offer(i, self._reader.checked(i, batch)))
 
     def _offer(self, i: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for piece, size in self._reader.slices(i, batch):
-            # 1. Make room, before anything is accepted.
+            # 1. Make room before accepting anything.
             self._require_room_for_late(size)
             self.state.make_room(size)
             self._arriving.resize(size)
-            # 2. Keep the tuples.
+            # 2. Store the tuples.
             chunk, nulls = self._accept(i, piece)
             resident = self.state.insert(i, chunk, self._now)
             self._arriving.resize(0)
             yield from self._writer.unmatched(i, nulls)
-            # 3. Probe the other inputs' tuples in memory.
+            # 3. Probe the tuples of the other inputs in memory.
             yield from self._probe(i, resident)
-            self.state.tidy(i, self._horizon())
+            self.state.tidy(i, self._horizons()[i])
             if isinstance(self.spec.window, TupleWindow):
                 yield from self._advance_places(self.spec.window)
 
     def _require_room_for_late(self, size: int) -> None:
-        """Late tuples wait to be fetched in the part of the budget that arrivals leave."""
+        """Late tuples wait in the part of the budget that arrivals leave free."""
         if self._late and self._late_bytes.held_bytes + size > self.state.limits.arrivals // 2:
             raise BudgetError(
-                f"{self._late_bytes.held_bytes} bytes of late tuples wait to be fetched, and more might come.",
+                f"{self._late_bytes.held_bytes} bytes of late tuples wait to be fetched; there is no room for more.",
                 hint="Call take_late after each offer.",
             )
 
     def _accept(self, i: int, piece: pa.RecordBatch) -> tuple[Chunk, pa.RecordBatch]:
         name = self.spec.names[i]
         first = self.state.next_stamp(piece.num_rows)
-        # An input with two time columns is a join's result, whose tuples were judged when they arrived.
+        # An input with two time columns is the result of a join: its tuples were checked on arrival.
         judges = isinstance(self.spec.window, TimeWindow) and len(set(self.spec.window.columns_of(name))) == 1
         arrival = self._reader.read(i, piece, first, self._place, self.watermark if judges else None)
         self._place += piece.num_rows
         self.metrics.tuples_in[name] += arrival.accepted
         self.metrics.null_tuples += arrival.nulls.num_rows
-        self.metrics.late_tuples += arrival.late.num_rows
-        if arrival.late.num_rows and isinstance(self.spec.window, TimeWindow) and self.spec.window.late == "side":
-            if self.on_late is not None:
-                self.on_late(name, arrival.late)
-            else:
-                self._late_bytes.grow(int(arrival.late.get_total_buffer_size()))
-                self._late.append((name, arrival.late))
+        self._set_late_aside(name, arrival.late)
         times = arrival.tuples.high
         if times is not None and times.size:
             self._greatest_time[name] = max(self._greatest_time.get(name, int(times[0])), int(times.max()))
         return Chunk.build(self.state.next_serial(), arrival.tuples, self.spec.partitions), arrival.nulls
+
+    def _set_late_aside(self, name: str, rows: pa.RecordBatch) -> None:
+        self.metrics.late_tuples += rows.num_rows
+        if rows.num_rows and isinstance(self.spec.window, TimeWindow) and self.spec.window.late == "side":
+            if self.on_late is not None:
+                self.on_late(name, rows)
+            else:
+                self._late_bytes.grow(int(rows.get_total_buffer_size()))
+                self._late.append((name, rows))
+
+    def refuse_late(self, name: str, rows: pa.RecordBatch) -> None:
+        """Count tuples, without codes, as late by a watermark ahead of this operator's; see `advance`."""
+        self._number(name)
+        self._require_room_for_late(int(rows.get_total_buffer_size()))
+        self.metrics.tuples_in[name] += rows.num_rows
+        self._set_late_aside(name, rows)
 
     def _probe(self, i: int, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         rows = np.arange(len(chunk), dtype=np.int32)
@@ -239,7 +240,7 @@ class MJoin:
             self._pairs_bytes.resize(0)
 
     def take_late(self) -> list[tuple[str, pa.RecordBatch]]:
-        """The tuples that came behind the watermark since the last call, where the window says ``late="side"``."""
+        """The tuples behind the watermark since the last call, if the window has ``late="side"``."""
         late, self._late = self._late, []
         self._late_bytes.resize(0)
         return late
@@ -247,13 +248,13 @@ class MJoin:
     # ---------------------------------------------------------------- time
 
     def set_time(self, now: int) -> None:
-        """Tell the operator what time it is for the delay bound; in any unit, never backwards."""
+        """Set the time for the delay bound, in any unit; it must not go backwards."""
         if self._now is not None and now < self._now:
-            raise PlanError(f"set_time({now}): time went backwards, it was {self._now} before.")
+            raise PlanError(f"set_time({now}): time went backwards from {self._now}.")
         self._now = now
 
     def step(self, idle: bool = False) -> Iterator[pa.RecordBatch]:
-        """Give out what the delay bound asks for; with `idle`, also do some of the work on disk ahead of time."""
+        """Emit what the delay bound requires; with `idle`, also do some disk work ahead of time."""
         return self._guarded(self._step(idle))
 
     def _step(self, idle: bool) -> Iterator[pa.RecordBatch]:
@@ -264,12 +265,12 @@ class MJoin:
                 yield from self._stages.join_completely(number)
                 is_done = True
         if is_done:
-            compact_pieces(self.state, self.metrics, self._horizon())
+            compact_pieces(self.state, self.metrics, self._horizons())
         if idle and not is_done:
             yield from self._use_idle_time()
 
     def _use_idle_time(self) -> Iterator[pa.RecordBatch]:
-        """The disk-memory stage for the next input and domain, or a complete join where memory holds nothing of it."""
+        """Run the disk-memory stage for the next input and domain, or a complete join if memory holds nothing of it."""
         domains, count = self.state.domains, len(self.spec.names)
         for _ in range(len(domains) * count):
             number, i = divmod(self._turn % (len(domains) * count), count)
@@ -284,11 +285,11 @@ class MJoin:
                 return
 
     def probe_from_disk(self, name: str, domain: int = 0) -> Iterator[pa.RecordBatch]:
-        """The disk-memory stage for one input and domain, now: the paper's second stage."""
+        """Run the disk-memory stage (the paper's second stage) for one input and domain now."""
         return self._guarded(self._stages.probe_memory(self._number(name), domain))
 
     def flush(self, *names: str) -> None:
-        """Move all tuples of these inputs from memory to disk, now."""
+        """Move all tuples of these inputs from memory to disk."""
         everything = np.ones(self.spec.partitions, np.bool_)
         victims = {i: everything for i in map(self._number, names) if self.state.memory[i]}
         if self.spec.spill_directory is None:
@@ -297,9 +298,9 @@ class MJoin:
             self.state.flush(victims)
 
     def watermark_reached(self) -> int | None:
-        """The watermark that the tuples seen allow: the least of the inputs' latest times, minus the lateness.
+        """The watermark that the observed tuples allow: the minimum of the inputs' latest times, minus the lateness.
 
-        An input without a tuple so far allows none; one that has ended does not hold the others back.
+        None while an input has no tuple; ended inputs do not hold it back.
         """
         if not isinstance(self.spec.window, TimeWindow):
             return None
@@ -308,92 +309,58 @@ class MJoin:
         return None if not known or len(known) < len(times) else min(known) - self.spec.window.lateness
 
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
-        """Promise that tuples with an earlier event time are late; state that only they could match is purged.
+        """Declare tuples with an earlier event time late, and purge the state that only they could match.
 
-        Gives the rows of preserved inputs that can no longer match, and what had to be joined from disk to know it.
+        Emits the rows of preserved inputs that can no longer match, and the results from disk needed to decide that.
         """
         if not isinstance(self.spec.window, TimeWindow):
-            raise PlanError("This join has no window of event time to advance.", hint="Pass window=TimeWindow(...).")
+            raise PlanError("This join has no event-time window to advance.", hint="Pass window=TimeWindow(...).")
         if self.watermark is not None and watermark < self.watermark:
             raise PlanError(f"The watermark {watermark} is behind the previous one, {self.watermark}.")
         self.watermark = watermark
-        return self._guarded(self._expire(watermark - self.spec.window.width))
+        return self._guarded(self._expire())
 
     def _advance_places(self, window: TupleWindow) -> Iterator[pa.RecordBatch]:
-        """Purge when an eighth of a window has gone by, or, for unmatched rows, at once."""
+        """Purge after an eighth of a window; at once if unmatched rows are emitted."""
         step = 1 if self.spec.gives_unmatched else max(1, window.width // 8)
         if self._place - self._purged_at >= step:
             self._purged_at = self._place
-            yield from self._expire(self._place - window.width)
+            yield from self._expire()
 
-    def _horizon(self) -> int | None:
-        """The event time, or place, before which no tuple can match one that is still to arrive."""
-        if isinstance(self.spec.window, TupleWindow):
-            return self._place - self.spec.window.width
-        return None if self.watermark is None or self._width is None else self.watermark - self._width
+    def _horizons(self) -> tuple[int | None, ...]:
+        """Per input, the event time, or place, before which no tuple can match a later arrival; None for no bound."""
+        now = self._place if isinstance(self.spec.window, TupleWindow) else self.watermark
+        return tuple(None if now is None or reach is None else now - reach for reach in self.spec.reaches)
 
-    def _expire(self, horizon: int) -> Iterator[pa.RecordBatch]:
-        gives_unmatched = self.spec.gives_unmatched
+    def _expire(self) -> Iterator[pa.RecordBatch]:
+        horizons = self._horizons()
         for number, domain in enumerate(self.state.domains):
-            if domain.pending and self._holds_expired(number, horizon):
+            if domain.pending and self._expiry.needs_results(number, horizons):
                 yield from self._stages.join_completely(number)
-        if gives_unmatched:
-            yield from self._unmatched_before(horizon)
-        self.state.purge(horizon)
-        compact_pieces(self.state, self.metrics, horizon)
-
-    def _holds_expired(self, number: int, horizon: int) -> bool:
-        """Whether results must be completed before tuples of a domain can be given up."""
-        pieces = [piece for of_input in self.state.domains[number].pieces for piece in of_input]
-        if not self.spec.gives_unmatched:
-            return any(piece.max_low < horizon for piece in pieces)
-        chunks = [chunk for side in (self.state.memory, self.state.direct) for of_input in side for chunk in of_input]
-        return any(low < horizon for low in [piece.min_low for piece in pieces] + [chunk.min_low for chunk in chunks])
-
-    def _unmatched_before(self, horizon: int | None) -> Iterator[pa.RecordBatch]:
-        """Rows of preserved inputs that have not matched and lie before the horizon; all of them without one."""
-        for i, kept in enumerate(self.spec.preserved):
-            if not kept:
-                continue
-            resident = [*self.state.memory[i], *self.state.direct[i]]
-            for chunk in resident:
-                yield from self._unmatched_in(i, chunk, horizon)
-            for domain in self.state.domains:
-                for piece in domain.pieces[i]:
-                    if horizon is None or piece.min_low < horizon:
-                        chunk = self.state.store.load(i, piece)
-                        yield from self._unmatched_in(i, chunk, horizon)
-                        self.state.store.keep_done(piece, 0, chunk)
-            self.state.store.release()
-
-    def _unmatched_in(self, i: int, chunk: Chunk, horizon: int | None) -> Iterator[pa.RecordBatch]:
-        expired = np.ones(len(chunk), np.bool_) if horizon is None else chunk.expired_rows(horizon)
-        if expired is None:
-            return
-        settled = self.state.is_settled()
-        if not settled.all():
-            expired = expired & np.repeat(settled, np.diff(chunk.partition_offsets(self.spec.partitions)))
-        yield from self._writer.unmatched_of(i, chunk, expired)
+        if self.spec.gives_unmatched:
+            yield from self._expiry.unmatched_before(horizons)
+        self.state.purge(horizons)
+        compact_pieces(self.state, self.metrics, horizons)
 
     # ---------------------------------------------------------------- end
 
     def finish(self, name: str) -> None:
-        """Say that an input has ended."""
+        """Mark an input as ended."""
         self._number(name)
         self.ended.add(name)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Give out every result of what has arrived; when all inputs have ended, also the rows without a match."""
+        """Emit every outstanding result; when all inputs have ended, also the rows without a match."""
         return self._guarded(self._drain())
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         for number, domain in enumerate(self.state.domains):
             if domain.pending:
                 yield from self._stages.join_completely(number)
-        compact_pieces(self.state, self.metrics, self._horizon())
+        compact_pieces(self.state, self.metrics, self._horizons())
         if len(self.ended) == len(self.spec.names):
             if self.spec.gives_unmatched:
-                yield from self._unmatched_before(None)
+                yield from self._expiry.all_unmatched()
             self.state.clear()
 
     # ---------------------------------------------------------------- restart
@@ -401,51 +368,39 @@ class MJoin:
     def snapshot(self, have: frozenset[str] = frozenset()) -> Snapshot:
         """The whole state between two calls.
 
-        Parameters
-        ----------
-        have
-            Chunks that are stored already, by name (the keys of ``values["chunks"]``): their tables are left out, so
-            that what is written is in proportion to what has changed.
+        `have` names the chunks that are stored already (keys of ``values["chunks"]``). Their tables are left out, so
+        the snapshot is proportional to what has changed.
         """
         self._check_usable()
         return snapshot_of(self, have)
 
     def table_names(self) -> frozenset[str]:
-        """The stored tables that the next snapshot would still name, of chunks and of pieces on disk."""
+        """The stored tables, of chunks and of pieces, that the next snapshot would still reference."""
         return table_names(self)
 
     def refer_to_stored(self, snapshot: Snapshot, fetch: Fetch) -> None:
-        """Read what is on disk from where the last snapshot was stored, and delete the spill files.
+        """Read pieces from the last snapshot's stored tables from now on, and delete the spill files.
 
-        Parameters
-        ----------
-        snapshot
-            What `snapshot` gave last; nothing has happened since.
-        fetch
-            Gives any of its tables by name for as long as this operator lives; best mapped.
+        Nothing may have happened since `snapshot` was taken. `fetch` returns any of its tables by name, preferably
+        mapped, during the life of this operator.
         """
         refer_to_stored(self, snapshot, fetch)
 
     def restore(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
         """Continue from a snapshot of an operator with the same spec.
 
-        Parameters
-        ----------
-        snapshot
-            What `snapshot` gave.
-        fetch
-            Gives a table that the snapshot left out. Those of chunks in memory are asked for now, and mapped files need
-            no copy. Those of pieces on disk are asked for when they are needed, for as long as this operator lives.
+        `fetch` returns a table that the snapshot left out: tables of chunks in memory now (mapped files are not
+        copied), those of pieces on disk whenever they are needed.
         """
         restore_operator(self, snapshot, fetch)
         self._broken = ""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What state is about: a snapshot of anything else is refused."""
+        """Identifies the state; a snapshot with another fingerprint is refused."""
         return self.spec.fingerprint()
 
     def scalars(self) -> dict[str, Any]:
-        """Numbers of the state that are no tuples, as JSON-able data; for snapshots."""
+        """The scalar state as JSON-able data, for snapshots."""
         return {
             "watermark": self.watermark,
             "place": self._place,
@@ -457,7 +412,7 @@ class MJoin:
         }
 
     def set_scalars(self, values: Mapping[str, Any]) -> None:
-        """Take over what `scalars` gave."""
+        """The inverse of `scalars`."""
         self.watermark, self._now = values["watermark"], values["now"]
         self._place, self._purged_at, self._turn = values["place"], values["purged_at"], values["turn"]
         self.ended = set(values["ended"])
@@ -468,13 +423,13 @@ class MJoin:
     # ---------------------------------------------------------------- guards
 
     def _guarded(self, work: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run a call's work; what stops it half-way leaves the operator unusable, so that no result is lost unseen."""
+        """Run a call's work. If it stops half-way the operator becomes unusable, so that no result is lost silently."""
         self._check_usable()
-        self._broken = "the iterator that it gave was not exhausted"
+        self._broken = "the iterator that it returned was not exhausted"
         try:
             yield from work
         except (SpillError, BudgetError, PromiseError):
-            # Raised before anything was accepted: the operator is as it was.
+            # Raised before anything was accepted: the operator is unchanged.
             self._broken = ""
             raise
         except DovetailError as error:
@@ -485,7 +440,7 @@ class MJoin:
     def _check_usable(self) -> None:
         if self._broken:
             raise StateError(
-                f"An earlier call on this join did not end: {self._broken}. Results may be missing.",
+                f"An earlier call on this join did not complete: {self._broken}. Results may be missing.",
                 hint="Restore the last snapshot.",
             )
 
@@ -496,7 +451,7 @@ class MJoin:
 
 
 def _pair_bytes(inputs: int) -> int:
-    """Bytes that one partial result takes while it goes through a probing sequence, at every level once."""
+    """Bytes per partial result in a probing sequence, which holds it once per level."""
     return inputs * (8 * inputs + 60)
 
 

@@ -1,7 +1,7 @@
-"""From references to rows: which columns of a result come from where, gathered in one go.
+"""Builds result batches from row references.
 
-Columns follow Spark's ``join(..., on=[...])``: the join columns once, named as the first input that has them names
-them, then the other columns of each input.
+Columns follow Spark's ``join(..., on=[...])``: the join columns once, named as in the first input that has them, then
+the other columns of each input.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.operators.mjoin.chunk import Chunk, Int32Array
-from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.joins.multiway.chunk import Chunk
+from dovetail.joins.multiway.spec import MJoinSpec
 
 __all__ = ["MultiOutput", "RowRefs", "take_values"]
 
 
 @dataclass(frozen=True)
 class RowRefs:
-    """Rows of one input's chunks: row ``rows[i]`` of ``chunks[source[i]]``; no source where there is one chunk."""
+    """Rows of one input: row ``rows[i]`` of ``chunks[source[i]]``. `source` is None if there is one chunk."""
 
     chunks: Sequence[Chunk]
     source: Int32Array | None
     rows: Int32Array
 
-    def take(self, picked: npt.NDArray[np.signedinteger] | npt.NDArray[np.bool_] | slice) -> "RowRefs":
-        """Some of the references."""
+    def take(self, picked: npt.NDArray[np.signedinteger] | BoolArray | slice) -> "RowRefs":
         return RowRefs(self.chunks, None if self.source is None else self.source[picked], self.rows[picked])
 
-    def values(self, arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-        """The values of rows, from one array per chunk."""
+    def values(self, arrays: Sequence[Int64Array]) -> Int64Array:
+        """The values of the rows, from one array per chunk."""
         return take_values(arrays, self.source, self.rows)
 
     def gather(self, columns: Sequence[int]) -> list[pa.Array]:
@@ -63,10 +63,8 @@ class RowRefs:
         return gathered
 
 
-def take_values(
-    arrays: Sequence[npt.NDArray[np.int64]], source: Int32Array | None, rows: Int32Array
-) -> npt.NDArray[np.int64]:
-    """Values at rows of several arrays."""
+def take_values(arrays: Sequence[Int64Array], source: Int32Array | None, rows: Int32Array) -> Int64Array:
+    """Values at ``rows[i]`` of ``arrays[source[i]]``."""
     if source is None or len(arrays) == 1:
         return arrays[0][rows]
     values = np.empty(rows.size, np.int64)
@@ -77,7 +75,7 @@ def take_values(
 
 
 class MultiOutput:
-    """The result's schema and how its batches are put together."""
+    """The schema of the results, and how their batches are built."""
 
     def __init__(self, spec: MJoinSpec) -> None:
         self._spec = spec
@@ -116,7 +114,7 @@ class MultiOutput:
         ]
 
     def batch(self, refs: dict[int, RowRefs], count: int) -> pa.RecordBatch:
-        """One result row per reference; inputs without references give NULLs."""
+        """One result row per reference; NULLs for inputs without references."""
         wanted: dict[int, list[int]] = {i: [] for i in refs}
         sources: list[tuple[int, int] | None] = []
         for holders in self._keys:

@@ -1,13 +1,9 @@
-"""Plans of multi-way joins: one MJoin, or a tree of them, by expected work per arrival.
+"""Plans multi-way joins: one MJoin, or a tree of them, by expected work per arrival.
 
-Every node of a tree joins its children on one join attribute that all of them have, so it needs one shuffle. A node
-keeps what its children give, which is a cost, and thereby saves computing it again for every arrival of another input,
-which is a gain. What decides is the expected work: for an arrival of input i into a node, one insertion, and for each
-input of the probing sequence one probe for each partial result that has come so far.
-
-The paper's own expressions are printed beside: its output rate, with the numerator corrected (the results due to second
-t are those of t seconds without those of t - 1), and S(k, l) and D(k, l), which would split too often, because D
-multiplies unfiltered products.
+All children of a node share one join attribute, so a node needs one shuffle. A node stores the results of its children,
+which costs memory and insertions, but saves recomputing them for every arrival of another input. The expected work
+decides: an arrival at a node costs one insertion, plus one probe per partial result for every input of the probing
+sequence. The paper's own formulas (`dovetail.joins.multiway.paper_costs`) are printed for comparison.
 
 Viglas, Naughton, Burger 2003, sections 2.2, 2.3 and appendix A.
 """
@@ -16,11 +12,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
-from dovetail.errors import PlanError
-from dovetail.model.multiway_graph import JoinGraph
+from dovetail.core.errors import PlanError
+from dovetail.joins.multiway.graph import JoinGraph
+from dovetail.joins.multiway.paper_costs import MultiwayCosts, discard_cost, paper_output_rate, split_cost
+from dovetail.joins.multiway.spec import MultiJoinType
 
 __all__ = [
     "ForcedPlan",
@@ -37,56 +35,29 @@ __all__ = [
 ForcedPlan = str | Sequence[Any]
 _MOST_INPUTS_SEARCHED = 7
 _DEFAULT_DISTINCT = 1000.0
-_LEAST_GAIN = 0.1  # what a further node must save to be worth its shuffle
-
-
-@dataclass(frozen=True)
-class MultiwayCosts:
-    """Seconds per hashing, moving and comparing a tuple; the defaults are the paper's table 3.
-
-    Examples
-    --------
-    >>> MultiwayCosts().insert_s > MultiwayCosts().compare_s
-    True
-    """
-
-    hash_s: float = 1.75e-7
-    move_s: float = 4.27e-7
-    compare_s: float = 4.91e-8
-
-    @property
-    def insert_s(self) -> float:
-        """Putting one tuple into a hash table."""
-        return self.hash_s + self.move_s
+_MOST_SPLITS_SHOWN = 8
+_LEAST_GAIN = 0.1  # the share of work that a further node must save to be worth its shuffle
 
 
 @dataclass(frozen=True)
 class MultiwayStatistics:
-    """What is known of the inputs.
+    """Statistics of the inputs."""
 
-    Parameters
-    ----------
-    rates
-        Tuples per second of each input; those not named have the mean of the others, or 1000.
-    distinct
-        How many values each join attribute has, by its name; two tuples agree with a probability of one over that.
-    horizon_s
-        How long a tuple is kept: the window, or the time to plan for.
-
-    Examples
-    --------
-    >>> MultiwayStatistics({"a": 100.0}).rate("b")
-    100.0
-    """
-
+    # Tuples per second per input; default: the mean of the others, or 1000.
     rates: Mapping[str, float] = field(default_factory=dict)
+    # Number of values per join attribute; two tuples agree with probability 1/n.
     distinct: Mapping[str, float] = field(default_factory=dict)
-    horizon_s: float = 60.0
+    horizon_s: float = 60.0  # how long a tuple is kept: the window, or the time to plan for
 
     def __post_init__(self) -> None:
         for name, value in (*self.rates.items(), *self.distinct.items(), ("horizon_s", self.horizon_s)):
             if not (math.isfinite(value) and value > 0):
-                raise PlanError(f"{name}={value}: rates, numbers of values and the horizon are more than zero.")
+                raise PlanError(f"{name}={value}: rates, numbers of values and the horizon must be positive.")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether rates or distinct values are known, not only the horizon."""
+        return bool(self.rates or self.distinct)
 
     def rate(self, name: str) -> float:
         """Tuples per second of an input."""
@@ -98,9 +69,17 @@ class MultiwayStatistics:
         return 1.0 / self.distinct.get(attribute, _DEFAULT_DISTINCT)
 
 
+def _rate_text(rate: float) -> str:
+    """A rate in three digits and words: 3.89e10 says little to most."""
+    for size, unit in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if rate >= size:
+            return f"{rate / size:,.3g}{unit}"
+    return f"{rate:,.3g}" if rate < 1_000 else f"{rate:,.0f}"
+
+
 @dataclass(frozen=True)
 class PlanNode:
-    """A join of children, each an input's name or another node."""
+    """A join of children, each the name of an input or another node."""
 
     children: tuple["str | PlanNode", ...]
 
@@ -110,7 +89,7 @@ class PlanNode:
         return tuple(name for child in self.children for name in leaves_of(child))
 
     def nodes(self) -> Iterator["PlanNode"]:
-        """This node and all below it, children before parents."""
+        """This node and all nodes below it, children before parents."""
         for child in self.children:
             if isinstance(child, PlanNode):
                 yield from child.nodes()
@@ -127,28 +106,35 @@ def leaves_of(child: "str | PlanNode") -> tuple[str, ...]:
 
 
 class _Estimator:
-    """Rates, state sizes and work of trees."""
+    """Memoized rates, state sizes and work of trees."""
 
     def __init__(self, graph: JoinGraph, statistics: MultiwayStatistics, costs: MultiwayCosts) -> None:
         self.graph = graph
         self.statistics = statistics
         self.costs = costs
+        self._rates: dict[PlanNode, float] = {}
+        self._sizes: dict[PlanNode, float] = {}
+        self._works: dict[PlanNode, float] = {}
 
     def rate(self, child: str | PlanNode) -> float:
-        """Tuples per second that an input or a node gives."""
+        """Tuples per second emitted by an input or a node."""
         if isinstance(child, str):
             return self.statistics.rate(child)
-        return sum(self.rate(c) * math.prod(self._fanouts(child, c)) for c in child.children)
+        if child not in self._rates:
+            self._rates[child] = sum(self.rate(c) * math.prod(self._fanouts(child, c)) for c in child.children)
+        return self._rates[child]
 
     def size(self, child: str | PlanNode) -> float:
-        """Tuples of an input or a node that are kept: of a node, the combinations of what its children keep."""
+        """Tuples kept of an input or a node; for a node, all combinations of what its children keep."""
         if isinstance(child, str):
             return self.statistics.rate(child) * self.statistics.horizon_s
-        first = child.children[0]
-        return self.size(first) * math.prod(self._fanouts(child, first))
+        if child not in self._sizes:
+            first = child.children[0]
+            self._sizes[child] = self.size(first) * math.prod(self._fanouts(child, first))
+        return self._sizes[child]
 
     def _fanouts(self, node: PlanNode, arriving: str | PlanNode) -> list[float]:
-        """Matches per partial result in each of the other children, in the order of probing: fewest first."""
+        """Matches per partial result in each other child, in probing order: fewest first."""
         others = [child for child in node.children if child is not arriving]
         found, bound = [], list(leaves_of(arriving))
         while others:
@@ -173,29 +159,31 @@ class _Estimator:
             for fanout in self._fanouts(node, child):
                 probes += rate * partial
                 partial *= fanout
-            # The last extension makes the results, each of which is compared as well.
+            # The last extension makes the results; each is compared too.
             probes += rate * partial
         return probes, inserts
 
     def score(self, child: str | PlanNode) -> float:
-        """Work, with a surcharge for every node after the first, which is a shuffle and an operator more."""
+        """Work, with a surcharge for every node after the first: each is another shuffle and operator."""
         nodes = 1 if isinstance(child, str) else len(list(child.nodes()))
         return self.work_s(child) * (1 + _LEAST_GAIN) ** (nodes - 1)
 
     def work_s(self, child: str | PlanNode) -> float:
-        """Seconds of work per second of a tree."""
+        """Seconds of work per second of stream."""
         if isinstance(child, str):
             return 0.0
-        total = 0.0
-        for node in child.nodes():
+        return sum((self._own_work_s(node) for node in child.nodes()), 0.0)
+
+    def _own_work_s(self, node: PlanNode) -> float:
+        if node not in self._works:
             probes, inserts = self.node_work(node)
-            total += probes * self.costs.compare_s + inserts * self.costs.insert_s
-        return total
+            self._works[node] = probes * self.costs.compare_s + inserts * self.costs.insert_s
+        return self._works[node]
 
 
 @dataclass(frozen=True)
 class MultiwayPlan:
-    """A tree of MJoins, why it was chosen, and what it is expected to give.
+    """A tree of MJoins, the reason for it, and its expected performance.
 
     Examples
     --------
@@ -230,16 +218,16 @@ class MultiwayPlan:
 
     @property
     def shuffles(self) -> int:
-        """How often tuples are shuffled: once for each node."""
+        """The number of shuffles: one per node."""
         return len(list(self.root.nodes()))
 
     def attribute_of(self, node: PlanNode) -> str:
-        """The join attributes that all children of a node have, by which they are shuffled."""
+        """The join attributes that all children of a node share, by which they are shuffled."""
         common = common_attributes(self.graph, node)
         return " and ".join(common) if common else "none common: random flushing, no shuffle"
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the plan as JSON-able data."""
+        """The plan as JSON-able data."""
         return {
             "graph": self.graph.as_dict(),
             "tree": self._describe(self.root),
@@ -253,10 +241,12 @@ class MultiwayPlan:
         }
 
     def text(self) -> str:
-        """Give the plan as lines for a terminal or a log."""
+        """The plan as lines for a terminal or a log."""
         lines = [f"{'plan':<13} {self.shuffles} MJoin(s), one shuffle each", *self._tree_lines(self.root, 1)]
         lines.append(f"{'reason':<13} {self.reason}")
-        lines.append(f"{'predicted':<13} {self.output_rate:,.3g} results/s, {self.work_s:.3g} s of work per second")
+        lines.append(
+            f"{'predicted':<13} {_rate_text(self.output_rate)} results/s, {self.work_s:.3g} s of work per second"
+        )
         for name, (tree, work) in self.alternatives.items():
             lines.append(f"{'instead':<13} {name} {tree}: {work:.3g} s of work per second")
         paper = self._paper()
@@ -294,7 +284,7 @@ class MultiwayPlan:
         rates = [self.statistics.rate(name) for name in self.graph.inputs]
         selectivities = _predicates(self.graph, self.graph.inputs, self.statistics)
         splits = []
-        for left in _halves(self.graph):
+        for left in islice(_halves(self.graph), _MOST_SPLITS_SHOWN):
             right = tuple(name for name in self.graph.inputs if name not in left)
             sides = [
                 (
@@ -315,68 +305,8 @@ class MultiwayPlan:
         return {"output_rate": rate, "splits": splits}
 
 
-# ---------------------------------------------------------------- the paper's expressions
-
-
-def paper_output_rate(
-    rates: Sequence[float], selectivities: Sequence[float], second: float, costs: MultiwayCosts
-) -> float:
-    """Equation 2: results due to one second, over the time that its arrivals cost; numerator corrected.
-
-    Examples
-    --------
-    As printed the numerator is negative from the third second on; it must grow with time.
-
-    >>> early = paper_output_rate([10.0, 10.0], [0.01], 2, MultiwayCosts())
-    >>> 0 < early < paper_output_rate([10.0, 10.0], [0.01], 5, MultiwayCosts())
-    True
-    """
-    count = len(rates)
-    due = math.prod(selectivities) * math.prod(rates) * (second**count - max(0.0, second - 1) ** count)
-    probes = 1.0 + math.prod(selectivities[:-1]) if len(selectivities) > 1 else 1.0
-    cost = sum(rates) * (costs.insert_s + costs.compare_s * probes)
-    return due / cost
-
-
-def split_cost(
-    left: Sequence[float],
-    left_selectivities: Sequence[float],
-    right: Sequence[float],
-    right_selectivities: Sequence[float],
-    costs: MultiwayCosts,
-) -> float:
-    """Equation 3, S(k, l): the cost of storing and probing the intermediate results of both sides.
-
-    Examples
-    --------
-    >>> split_cost([10.0, 10.0], [0.1], [10.0], [], MultiwayCosts(1.0, 1.0, 1.0))
-    60.0
-    """
-    stored = math.prod(left_selectivities) * math.prod(left) + math.prod(right_selectivities) * math.prod(right)
-    return stored * (costs.insert_s + costs.compare_s)
-
-
-def discard_cost(
-    left: Sequence[float],
-    left_selectivities: Sequence[float],
-    right: Sequence[float],
-    right_selectivities: Sequence[float],
-    costs: MultiwayCosts,
-) -> float:
-    """Equation 4, D(k, l): the cost of discarding and computing again; it multiplies unfiltered products.
-
-    Examples
-    --------
-    >>> discard_cost([10.0, 10.0], [0.1], [10.0], [], MultiwayCosts(1.0, 1.0, 1.0))
-    90.0
-    """
-    discarded = sum(1 - s for s in right_selectivities) * math.prod(right)
-    discarded += sum(1 - s for s in left_selectivities) * math.prod(left)
-    return discarded * costs.compare_s
-
-
 def _predicates(graph: JoinGraph, names: Sequence[str], statistics: MultiwayStatistics) -> list[float]:
-    """The selectivity of each join predicate among some inputs: one less than the inputs of each attribute."""
+    """The selectivities of the join predicates among some inputs: n - 1 for an attribute of n inputs."""
     return [
         statistics.selectivity(attribute.name)
         for attribute in graph.restricted(names).attributes
@@ -384,15 +314,16 @@ def _predicates(graph: JoinGraph, names: Sequence[str], statistics: MultiwayStat
     ]
 
 
-def _halves(graph: JoinGraph) -> list[tuple[str, ...]]:
-    """Splits into two connected sides, each once; at most eight of them."""
-    names, found = graph.inputs, []
+def _halves(graph: JoinGraph) -> Iterator[tuple[str, ...]]:
+    """Splits into two connected sides, each once, the most uneven first."""
+    names: tuple[str, ...] = graph.inputs
     for size in range(1, len(names) // 2 + 1):
         for left in combinations(names, size):
             right = tuple(name for name in names if name not in left)
-            if len(names) > 2 and _connected(graph, left) and _connected(graph, right) and right not in found:
-                found.append(left)
-    return found[:8]
+            # Of two halves of the same size, only the one with the first input is listed.
+            is_new = size < len(right) or names[0] in left
+            if len(names) > 2 and is_new and _connected(graph, left) and _connected(graph, right):
+                yield left
 
 
 # ---------------------------------------------------------------- search
@@ -411,23 +342,22 @@ def plan_multiway(
     graph: JoinGraph,
     statistics: MultiwayStatistics | None = None,
     force: ForcedPlan = "auto",
-    costs: MultiwayCosts | None = None,
+    how: MultiJoinType = "inner",
 ) -> MultiwayPlan:
     """Choose a tree of MJoins.
 
+    Inputs that share one join key form one MJoin, unless `statistics` has rates or distinct values for which a tree is
+    less work.
+
     Parameters
     ----------
-    graph
-        What is joined.
-    statistics
-        Observed or expected rates and numbers of values.
     force
-        ``"auto"``; ``"single"`` for one MJoin of all inputs; ``"binary"`` for the best tree of joins of two; or a tree
+        ``"auto"``; ``"single"`` for one MJoin of all inputs; ``"binary"`` for the best tree of two-way joins; or a tree
         as nested lists of names, such as ``[["a", "b"], "c"]``.
-    costs
-        What operations take.
+    how
+        The join type: all but ``"inner"`` need one MJoin, so ``"auto"`` chooses that if all inputs share a key.
     """
-    statistics, costs = statistics or MultiwayStatistics(), costs or MultiwayCosts()
+    statistics, costs = statistics or MultiwayStatistics(), MultiwayCosts()
     estimator = _Estimator(graph, statistics, costs)
     if force not in ("auto", "single", "binary"):
         return MultiwayPlan(graph, statistics, costs, _forced_tree(graph, force), "The plan was given.")
@@ -435,23 +365,35 @@ def plan_multiway(
     if graph.star is not None or force == "single":
         candidates["single"] = PlanNode(graph.inputs)
     candidates["binary"] = _best_tree(estimator, graph.inputs, binary=True)
+    chosen, reason = candidates.get(force), f"force={force!r}."
     if force == "auto":
-        candidates["auto"] = _best_tree(estimator, graph.inputs, binary=False)
-    chosen = candidates[force]
+        chosen, reason = _automatic(estimator, candidates, how)
+    assert chosen is not None
     others = {
         name: (tree.as_nested(), estimator.work_s(tree))
         for name, tree in candidates.items()
         if tree.as_nested() != chosen.as_nested()
     }
-    reason = f"force={force!r}."
-    if force == "auto":
-        reason = "The least expected work per arrival of all trees whose nodes each have one join attribute; "
-        reason += f"a further node must save {_LEAST_GAIN:.0%}.".replace("%", " %")
     return MultiwayPlan(graph, statistics, costs, chosen, reason, others)
 
 
+def _automatic(estimator: _Estimator, candidates: Mapping[str, PlanNode], how: MultiJoinType) -> tuple[PlanNode, str]:
+    """The plan for ``"auto"``, and the reason for it."""
+    graph, single = estimator.graph, candidates.get("single")
+    if single is not None and len(graph.attributes) == 1 and not estimator.statistics.is_measured:
+        return single, "One join key, and no statistics of rates or values by which a tree would be less work."
+    if single is not None and how != "inner":
+        return single, f"how={how!r} takes one MJoin of all inputs."
+    best = _best_tree(estimator, graph.inputs, binary=False)
+    if single is not None and len(graph.inputs) > _MOST_INPUTS_SEARCHED:
+        # The greedy tree is binary; with one key, any of its nodes can be merged.
+        best = min(_merged(estimator, best), single, key=estimator.score)
+    reason = "The least expected work per arrival of all trees whose nodes each have one join attribute; "
+    return best, reason + f"a further node must save {_LEAST_GAIN:.0%}.".replace("%", " %")
+
+
 def _best_tree(estimator: _Estimator, names: Sequence[str], binary: bool) -> PlanNode:
-    """The tree of least work, by dynamic programming over sets of inputs; greedily where there are too many."""
+    """The tree of least work: by dynamic programming over sets of inputs, or greedily if there are too many."""
     best: dict[frozenset[str], str | PlanNode] = {frozenset([name]): name for name in names}
     graph = estimator.graph
     if len(names) > _MOST_INPUTS_SEARCHED:
@@ -475,7 +417,7 @@ def _best_tree(estimator: _Estimator, names: Sequence[str], binary: bool) -> Pla
 
 
 def _greedy_tree(estimator: _Estimator, names: Sequence[str]) -> PlanNode:
-    """Join the two parts that give the fewest results, again and again."""
+    """Repeatedly join the two parts with the fewest results."""
     parts: list[str | PlanNode] = list(names)
     while len(parts) > 1:
         pairs = [
@@ -490,8 +432,27 @@ def _greedy_tree(estimator: _Estimator, names: Sequence[str]) -> PlanNode:
     return root
 
 
+def _merged(estimator: _Estimator, root: PlanNode) -> PlanNode:
+    """Merge nodes into their parents, one at a time, while that saves work."""
+    while True:
+        best = min(_with_one_merged(root), key=estimator.score, default=root)
+        if estimator.score(best) >= estimator.score(root):
+            return root
+        root = best
+
+
+def _with_one_merged(node: PlanNode) -> Iterator[PlanNode]:
+    """The trees in which the children of one node become children of its parent."""
+    for place, child in enumerate(node.children):
+        if isinstance(child, PlanNode):
+            before, after = node.children[:place], node.children[place + 1 :]
+            yield PlanNode((*before, *child.children, *after))
+            for changed in _with_one_merged(child):
+                yield PlanNode((*before, changed, *after))
+
+
 def _partitions(names: list[str], most_blocks: int) -> Iterator[list[list[str]]]:
-    """All ways to divide names into 2 to so many blocks."""
+    """All ways to divide names into 2 to `most_blocks` blocks."""
 
     def divide(rest: list[str]) -> Iterator[list[list[str]]]:
         if not rest:

@@ -1,56 +1,49 @@
-"""The probing sequence: a tuple goes from input to input, and stops at the first that has no match for it.
+"""The probing sequence: tuples probe one input after another, and stop at the first without a match.
 
-Tuples go together, a batch at a time. A *partial result* is a set of references, one per input bound so far; probing
-the next input extends it. Every extension is cut into pieces of bounded size and each piece is carried to its end
-before the next is made, so memory does not depend on how many matches a key has.
+Tuples are probed in batches. A *partial result* is a set of row references, one per input bound so far; probing the
+next input extends it. Every extension is cut into pieces of bounded size, and each piece is completed before the next
+is made, so memory does not depend on the number of matches of a key.
+
+With a window, a partial result has bounds on the time of the next input's tuple, which follow from the times bound so
+far. A chunk with a time index is expanded only within them; in others the candidates are compared with them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.joins.multiway.chunk import Chunk
+from dovetail.joins.multiway.metrics import MJoinMetrics
+from dovetail.joins.multiway.output import RowRefs
+from dovetail.joins.multiway.residuals import Residuals
+from dovetail.joins.multiway.spec import MJoinSpec
 from dovetail.kernels.bucket_index import expand_piece
-from dovetail.operators.mjoin.chunk import Chunk, Int32Array, Int64Array
-from dovetail.operators.mjoin.metrics import MJoinMetrics
-from dovetail.operators.mjoin.output import RowRefs
-from dovetail.operators.mjoin.spec import MJoinSpec
 from dovetail.relation.keys import keys_equal
 
 __all__ = ["Partial", "Prober", "SequenceChooser"]
 
-BoolArray = npt.NDArray[np.bool_]
 _SAMPLE_TUPLES = 256
 _SMOOTHING = 0.3
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Combinations of rows of some of the inputs, one row of each.
+    """Combinations of one row from each of several inputs."""
 
-    Attributes
-    ----------
-    refs
-        The rows, per input bound.
-    low, high
-        The earliest and the latest event time of each combination, where there is a window.
-    latest
-        The arrival before which every further row must have arrived; None where any will do.
-    """
-
-    refs: Mapping[int, RowRefs]
-    low: Int64Array | None
-    high: Int64Array | None
-    latest: Int64Array | None
+    refs: Mapping[int, RowRefs]  # per bound input
+    low: Int64Array | None  # earliest event time per combination, if there is a window
+    high: Int64Array | None  # latest event time per combination
+    latest: Int64Array | None  # further rows must have arrived before this; None for no bound
 
     @property
     def count(self) -> int:
-        """How many combinations."""
         return len(next(iter(self.refs.values())).rows)
 
     def take(self, picked: npt.NDArray[np.signedinteger] | BoolArray | slice) -> "Partial":
-        """Some of the combinations."""
         return Partial(
             {i: refs.take(picked) for i, refs in self.refs.items()},
             None if self.low is None else self.low[picked],
@@ -59,13 +52,19 @@ class Partial:
         )
 
 
+def _of_rows(i: int, chunk: Chunk, rows: Int32Array, latest: Int64Array | None = None) -> Partial:
+    low = None if chunk.low is None else chunk.low[rows]
+    high = low if chunk.high is chunk.low else None if chunk.high is None else chunk.high[rows]
+    return Partial({i: RowRefs([chunk], None, rows)}, low, high, latest)
+
+
 class Prober:
     """Extends partial results input by input."""
 
-    def __init__(self, spec: MJoinSpec, metrics: MJoinMetrics, width: int | None) -> None:
+    def __init__(self, spec: MJoinSpec, metrics: MJoinMetrics) -> None:
         self._spec = spec
         self._metrics = metrics
-        self._width = width
+        self._residuals = Residuals(spec)
         self._columns = {
             (i, k): [spec.schemas[name].get_field_index(c) for c in spec.attributes[k].columns[name]]
             for i, name in enumerate(spec.names)
@@ -73,10 +72,8 @@ class Prober:
         }
 
     def start(self, i: int, chunk: Chunk, rows: Int32Array, only_earlier: bool) -> Partial:
-        """Rows of one input on their own; with `only_earlier` they meet only tuples that arrived before them."""
-        low = None if chunk.low is None else chunk.low[rows]
-        high = low if chunk.high is chunk.low else None if chunk.high is None else chunk.high[rows]
-        return Partial({i: RowRefs([chunk], None, rows)}, low, high, chunk.arrivals[rows] if only_earlier else None)
+        """Rows of one input as partial results. With `only_earlier` they match only tuples that arrived before them."""
+        return _of_rows(i, chunk, rows, chunk.arrivals[rows] if only_earlier else None)
 
     def results(
         self, partial: Partial, order: Sequence[int], sources: Mapping[int, Sequence[Chunk]], limit: int
@@ -89,7 +86,7 @@ class Prober:
             yield from self.results(extended, order[1:], sources, limit)
 
     def _extended(self, partial: Partial, j: int, chunks: Sequence[Chunk], limit: int) -> Iterator[Partial]:
-        """Probe one input with all partial results: each of its chunks in turn."""
+        """Probe each chunk of one input with all partial results."""
         shared = [
             (k, next(i for i in partial.refs if k in self._spec.input_attributes[i]))
             for k in self._spec.input_attributes[j]
@@ -97,19 +94,21 @@ class Prober:
         ]
         codes = [self._codes_of(partial, k, i) for k, i in shared]
         place = self._spec.input_attributes[j].index(shared[0][0])
+        bounds = _time_bounds(self._spec, partial, j)
         self._metrics.probes += partial.count
         held: list[tuple[Int32Array, int, Int32Array]] = []
         total = 0
         for number, chunk in enumerate(chunks):
-            if len(chunk) == 0 or not self._may_meet(partial, chunk):
+            if len(chunk) == 0 or not (bounds is None or bounds.may_meet(chunk)):
                 continue
-            first, count, found = chunk.find(place, codes[0])
+            first, count, found = _found(chunk, place, codes[0], bounds)
             state = (0, 0, found)
             while state[2]:
                 queries, places, state = expand_piece(first, count, state, limit - total)
                 self._metrics.comparisons += len(queries)
                 rows = chunk.rows_at(place, places)
-                keep = self._matches(partial, queries, j, chunk, rows, shared, codes)
+                is_exact = chunk.has_time_index(place) and chunk.high is chunk.low
+                keep = self._matches(partial, queries, j, chunk, rows, shared, codes, None if is_exact else bounds)
                 if keep is not None:
                     queries, rows = queries[keep], rows[keep]
                 if len(queries):
@@ -125,14 +124,6 @@ class Prober:
         refs, place = partial.refs[i], self._spec.input_attributes[i].index(k)
         return refs.values([chunk.codes[place] for chunk in refs.chunks])
 
-    def _may_meet(self, partial: Partial, chunk: Chunk) -> bool:
-        """Whether any row of the chunk can be within the window of any partial result."""
-        if self._width is None or partial.low is None or partial.high is None:
-            return True
-        is_too_early = chunk.max_low < int(partial.high.min()) - self._width
-        is_too_late = chunk.min_low > int(partial.low.max()) + self._width
-        return not (is_too_early or is_too_late)
-
     def _matches(
         self,
         partial: Partial,
@@ -142,16 +133,16 @@ class Prober:
         rows: Int32Array,
         shared: Sequence[tuple[int, int]],
         codes: Sequence[Int64Array],
+        bounds: "_TimeBounds | None",
     ) -> BoolArray | None:
-        """Which candidates agree in everything besides the code they were found by; None where all do."""
+        """The candidates that match in everything besides the code they were found by; None if all do."""
         checks: list[BoolArray] = []
         if partial.latest is not None:
             checks.append(chunk.arrivals[rows] < partial.latest[queries])
-        if self._width is not None and partial.low is not None and partial.high is not None:
+        if bounds is not None:
             assert chunk.low is not None
             assert chunk.high is not None
-            latest = np.maximum(partial.high[queries], chunk.high[rows])
-            checks.append(latest - np.minimum(partial.low[queries], chunk.low[rows]) <= self._width)
+            checks += [chunk.low[rows] >= bounds.earliest[queries], chunk.high[rows] <= bounds.latest[queries]]
         places = self._spec.input_attributes[j]
         for (k, _), queried in zip(shared[1:], codes[1:], strict=True):
             checks.append(chunk.codes[places.index(k)][rows] == queried[queries])
@@ -160,14 +151,14 @@ class Prober:
             keep = check if keep is None else keep & check
         for k, i in shared:
             if self._spec.hashed[k]:
-                # Only what is still a candidate has its keys fetched.
+                # Keys are fetched only for the remaining candidates.
                 live = np.arange(len(rows)) if keep is None else np.flatnonzero(keep)
                 theirs = partial.refs[i].take(queries[live]).gather(self._columns[i, k])
                 ours = RowRefs([chunk], None, rows[live]).gather(self._columns[j, k])
                 verdict = np.zeros(len(rows), np.bool_)
                 verdict[live] = keys_equal(theirs, ours) if live.size else False
                 keep = verdict
-        return keep
+        return self._residuals.checked(partial.refs, queries, j, chunk, rows, keep)
 
     def _joined(
         self, partial: Partial, j: int, chunks: Sequence[Chunk], held: Sequence[tuple[Int32Array, int, Int32Array]]
@@ -187,11 +178,52 @@ class Prober:
         return Partial({**before.refs, j: refs}, low, high, before.latest)
 
 
-class SequenceChooser:
-    """For each input, the order in which to probe the others: fewest matches first, as observed lately.
+class _TimeBounds(NamedTuple):
+    """Per partial result, between which times a tuple of the next input must lie, both included."""
 
-    A fixed part of every batch is counted against all other inputs, so that an input that is rarely reached is still
-    known. It is the same part in every run: a replay takes the same decisions.
+    earliest: Int64Array
+    latest: Int64Array
+
+    def may_meet(self, chunk: Chunk) -> bool:
+        """Whether any row of the chunk can lie within the bounds of any partial result."""
+        return chunk.max_low >= int(self.earliest.min()) and chunk.min_low <= int(self.latest.max())
+
+
+def _time_bounds(spec: MJoinSpec, partial: Partial, j: int) -> _TimeBounds | None:
+    """The bounds that the inputs bound so far imply for input j; None without a window."""
+    furthest = spec.furthest
+    if furthest is None or partial.low is None or partial.high is None:
+        return None
+    if spec.has_one_width:
+        width = furthest[j][next(iter(partial.refs))]
+        assert width is not None
+        return _TimeBounds(partial.high - width, partial.low + width)
+    earliest = np.full(partial.count, -(2**63), np.int64)
+    latest = np.full(partial.count, 2**63 - 1, np.int64)
+    for i, refs in partial.refs.items():
+        before, after = furthest[j][i], furthest[i][j]
+        if before is not None:
+            times = refs.values([c.high for c in refs.chunks if c.high is not None])
+            np.maximum(earliest, times - before, out=earliest)
+        if after is not None:
+            times = refs.values([c.low for c in refs.chunks if c.low is not None])
+            np.minimum(latest, times + after, out=latest)
+    return _TimeBounds(earliest, latest)
+
+
+def _found(
+    chunk: Chunk, place: int, codes: Int64Array, bounds: _TimeBounds | None
+) -> tuple[Int32Array, Int32Array, int]:
+    if bounds is None:
+        return chunk.find(place, codes)
+    return chunk.find_within(place, codes, bounds.earliest, bounds.latest)
+
+
+class SequenceChooser:
+    """The order in which each input probes the others: fewest recently observed matches first.
+
+    A sample of every batch is counted against all other inputs, so that rarely reached inputs are measured too. The
+    sample is the same in every run: a replay makes the same decisions.
     """
 
     def __init__(self, spec: MJoinSpec) -> None:
@@ -204,13 +236,13 @@ class SequenceChooser:
             self._orders.append(tuple(spec.names.index(n) for n in fixed) if fixed is not None else self._sorted(i))
 
     def order(self, i: int) -> tuple[int, ...]:
-        """The inputs to probe for an arrival of input i, in their order."""
+        """The inputs to probe for an arrival of input i, in order."""
         return self._orders[i]
 
     def observe(
         self, i: int, chunk: Chunk, rows: Int32Array, tables: Mapping[int, Sequence[Chunk]]
     ) -> tuple[int, bool]:
-        """Count a sample of arrivals against the other inputs; gives look-ups made, and whether the order changed."""
+        """Count matches of a sample of arrivals; returns the number of lookups, and whether the order changed."""
         if self._spec.names[i] in self._spec.sequences or len(rows) == 0 or len(self._spec.names) < 3:
             return 0, False
         sample = rows[:: max(1, len(rows) // _SAMPLE_TUPLES)]
@@ -221,7 +253,8 @@ class SequenceChooser:
                 continue
             queries = chunk.codes[self._spec.input_attributes[i].index(common[0])][sample]
             place = self._spec.input_attributes[j].index(common[0])
-            found = sum(other.find(place, queries)[2] for other in chunks if len(other))
+            bounds = _time_bounds(self._spec, _of_rows(i, chunk, sample), j)
+            found = sum(_found(other, place, queries, bounds)[2] for other in chunks if len(other))
             probes += len(queries)
             seen, now = self.fanout[i, j], found / len(sample)
             self.fanout[i, j] = now if np.isnan(seen) else (1 - _SMOOTHING) * seen + _SMOOTHING * now
@@ -230,7 +263,7 @@ class SequenceChooser:
         return probes, self._orders[i] != before
 
     def _sorted(self, i: int) -> tuple[int, ...]:
-        """Always the linked input with the fewest matches next; unknown ones first, so that they become known."""
+        """Greedily take the linked input with the fewest matches; inputs without observations come first."""
         order: list[int] = []
         left = [j for j in range(len(self._spec.names)) if j != i]
         while left:
@@ -250,11 +283,10 @@ class SequenceChooser:
         return 0.0
 
     def state(self) -> dict[str, list[list[float | None]]]:
-        """What was learnt, as JSON-able data."""
+        """The observations as JSON-able data."""
         return {"fanout": [[None if np.isnan(v) else float(v) for v in row] for row in self.fanout]}
 
     def restore(self, state: Mapping[str, list[list[float | None]]]) -> None:
-        """Go on with what was learnt before."""
         self.fanout = np.array([[np.nan if v is None else v for v in row] for row in state["fanout"]], np.float64)
         for i, name in enumerate(self._spec.names):
             if name not in self._spec.sequences:

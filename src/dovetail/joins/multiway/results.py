@@ -1,17 +1,17 @@
-"""Giving results out: output batches of bounded size, and the rows that have no match."""
+"""Emits results: batches of bounded size, and rows without a match."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.memory import Reservation
-from dovetail.operators.mjoin.chunk import BoolArray, Chunk, Int64Array, get_bits, set_bits
-from dovetail.operators.mjoin.metrics import MJoinMetrics
-from dovetail.operators.mjoin.output import MultiOutput, RowRefs
-from dovetail.operators.mjoin.probing import Partial
-from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.core.memory import Reservation
+from dovetail.joins.multiway.chunk import Chunk, get_bits, set_bits
+from dovetail.joins.multiway.metrics import MJoinMetrics
+from dovetail.joins.multiway.output import MultiOutput, RowRefs
+from dovetail.joins.multiway.probing import Partial
+from dovetail.joins.multiway.spec import MJoinSpec
 
 __all__ = ["ResultWriter"]
 
@@ -19,7 +19,7 @@ _VARIABLE = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, p
 
 
 class ResultWriter:
-    """Turns complete results into batches, and keeps the done bits of preserved inputs."""
+    """Turns complete results into batches, and maintains the done bits of preserved inputs."""
 
     def __init__(
         self, spec: MJoinSpec, output: MultiOutput, metrics: MJoinMetrics, reservation: Reservation, max_bytes: int
@@ -31,7 +31,7 @@ class ResultWriter:
         self._max_bytes = max_bytes
 
     def matched(self, result: Partial) -> Iterator[pa.RecordBatch]:
-        """The rows of results, as the join type has them."""
+        """The output rows of complete results, according to the join type."""
         refs = dict(result.refs)
         if self._spec.how == "semi":
             refs = {0: _first_time(refs[0])}
@@ -47,14 +47,14 @@ class ResultWriter:
             yield from self._given(self._output.batch(part, stop - start))
 
     def unmatched(self, i: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows of a preserved input that can no longer match; the batch is of bounded size already."""
+        """Rows of a preserved input that can no longer match; `rows` is already of bounded size."""
         if rows.num_rows and self._spec.preserved[i] and self._spec.gives_unmatched:
             self._metrics.output_rows += rows.num_rows
             self._metrics.unmatched_rows += rows.num_rows
             yield from self._given(self._output.nulls_around(i, rows))
 
     def unmatched_of(self, i: int, chunk: Chunk, candidates: BoolArray) -> Iterator[pa.RecordBatch]:
-        """The rows of a chunk that are candidates and have not matched, marked so that they never come again."""
+        """The candidates of a chunk that have not matched; marks them done."""
         assert chunk.done is not None
         rows = np.flatnonzero(candidates & ~get_bits(chunk.done, None, len(chunk))).astype(np.int32)
         refs = RowRefs([chunk], None, rows)
@@ -66,7 +66,7 @@ class ResultWriter:
             yield from self.unmatched(i, batch)
 
     def _given(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        # While the consumer works on the batch it counts as ours.
+        # The batch counts towards our budget while the consumer works on it.
         self._reservation.grow(min(int(batch.nbytes), self._max_bytes))
         try:
             yield batch
@@ -74,7 +74,7 @@ class ResultWriter:
             self._reservation.shrink(min(int(batch.nbytes), self._max_bytes))
 
     def _cuts(self, refs: dict[int, RowRefs], count: int) -> Iterator[tuple[int, int]]:
-        """Stretches of result rows whose batches stay within bounds, one row each at the least."""
+        """Ranges of result rows, at least one row each, whose batches stay within bounds."""
         if count == 0:
             return
         sizes = np.full(count, 8 * len(self._output.schema) + 8, np.int64)
@@ -89,7 +89,7 @@ class ResultWriter:
 
 
 def _row_sizes(refs: RowRefs, columns: Sequence[int]) -> Int64Array:
-    """Bytes of each referenced row beyond eight for each column."""
+    """Bytes per referenced row beyond eight per column."""
     sizes = np.zeros(len(refs.rows), np.int64)
     if not len(refs.rows):
         return sizes
@@ -124,7 +124,7 @@ def _mark_done(refs: RowRefs) -> None:
 
 
 def _first_time(refs: RowRefs) -> RowRefs:
-    """References to rows that are not done yet, each once."""
+    """References to rows that are not done, each once."""
     source = np.zeros(len(refs.rows), np.int32) if refs.source is None else refs.source
     _, first = np.unique(source.astype(np.int64) << 32 | refs.rows, return_index=True)
     is_new = np.zeros(len(refs.rows), np.bool_)
@@ -137,7 +137,7 @@ def _first_time(refs: RowRefs) -> RowRefs:
     return refs.take(is_new)
 
 
-def _by_chunk(refs: RowRefs) -> Iterator[tuple[Chunk, npt.NDArray[np.int32]]]:
+def _by_chunk(refs: RowRefs) -> Iterator[tuple[Chunk, Int32Array]]:
     if refs.source is None:
         yield refs.chunks[0], refs.rows
         return

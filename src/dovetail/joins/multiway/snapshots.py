@@ -1,12 +1,12 @@
-"""The state of a multi-way join as tables and a dict, and back.
+"""Converts the state of a multi-way join to tables and a dict, and back.
 
-Every chunk in memory is a table of its own, named by its serial number, and never changes under that name; so is its
-index (``<name>.index``). Pieces on disk that one snapshot saw first are one table for each input, a record batch each,
-and what is known of them is its index. A runtime stores the tables that it does not have yet. Done bits, which do
-change, are one small table.
+Every chunk in memory is one table, named by its serial number and immutable under that name, plus its index
+(``<name>.index``). Pieces on disk that a snapshot sees for the first time form one table per input, one record batch
+per piece; its index holds their metadata. A runtime stores the tables it does not have yet. Done bits do change and
+form one small table.
 
-A piece in a stored table is only referred to: neither a later snapshot nor a restart writes it again, unless less than
-half of its table is still needed.
+A piece in a stored table is referenced, not copied: neither a later snapshot nor a restart writes it again, unless less
+than half of its table is still needed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import StateError
-from dovetail.operators.mjoin.chunk import DIRECT, IN_MEMORY, Chunk, get_bits
-from dovetail.operators.mjoin.spill import FACTS, Fetch, Piece, StoredTable, chunk_table, tuples_of
-from dovetail.operators.mjoin.state import JoinState
-from dovetail.operators.protocol import Snapshot
-from dovetail.relation.format import digest_of
+from dovetail.core.errors import StateError
+from dovetail.joins.multiway.chunk import DIRECT, IN_MEMORY, Chunk, get_bits
+from dovetail.joins.multiway.spill import FACTS, Fetch, Piece, StoredTable, chunk_table, tuples_of
+from dovetail.joins.multiway.state import JoinState
+from dovetail.joins.protocol import Snapshot
+from dovetail.storage.digests import digest_of
 
 if TYPE_CHECKING:
-    from dovetail.operators.mjoin.mjoin import MJoin
+    from dovetail.joins.multiway.mjoin import MJoin
 
 __all__ = ["refer_to_stored", "restore_operator", "snapshot_of", "table_names"]
 
@@ -37,7 +37,13 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
         for chunk in (*state.memory[i], *state.direct[i]):
             name = f"{i}-{chunk.serial}"
             place = _DIRECT if chunk.departure == DIRECT else _MEMORY
-            described[name] = {"input": i, "place": place, "level": chunk.level, "extremes": list(chunk.extremes)}
+            described[name] = {
+                "input": i,
+                "place": place,
+                "level": chunk.level,
+                "extremes": list(chunk.extremes),
+                "timed": chunk.is_timed,
+            }
             if chunk.done is not None:
                 done.append((name, chunk.done.tobytes()))
             if name not in have:
@@ -48,7 +54,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
             described[name] = {"input": i, "place": _DISK, "live": None if is_whole else sorted(pieces)}
             done += [(f"{i}-{p.serial}", p.done.tobytes()) for p in pieces.values() if p.done is not None]
             if is_new:
-                # Mapped, not loaded: what was spilled since the last snapshot may be more than fits in memory.
+                # Mapped, not loaded: the pieces spilled since the last snapshot may not fit in memory.
                 tables[name] = pa.Table.from_batches([state.store.mapped(piece) for piece in pieces.values()])
                 facts = zip(*(piece.facts() for piece in pieces.values()), strict=True)
                 tables[f"{name}.index"] = pa.table([pa.array(f, pa.int64()) for f in facts], names=list(FACTS))
@@ -73,7 +79,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
 
 
 def table_names(join: "MJoin") -> frozenset[str]:
-    """The tables of the last stored state, without indexes, that a snapshot would still name if it had them all."""
+    """The stored tables, without indexes, that the next snapshot would still reference."""
     state = join.state
     held = {f"{i}-{c.serial}" for i in range(len(state.memory)) for c in (*state.memory[i], *state.direct[i])}
     known = frozenset(state.stored)
@@ -85,7 +91,7 @@ def table_names(join: "MJoin") -> frozenset[str]:
 def _tables_of_pieces(
     state: JoinState, i: int, have: frozenset[str]
 ) -> Iterator[tuple[str, Mapping[int, Piece], bool]]:
-    """An input's pieces by the table that holds them, each with its number there; and whether the table is new."""
+    """An input's pieces by table, each with its number in it; and whether the table is new."""
     stored: dict[str, dict[int, Piece]] = {}
     new: list[Piece] = []
     for domain in state.domains:
@@ -98,7 +104,7 @@ def _tables_of_pieces(
         if 2 * sum(piece.rows for piece in pieces.values()) >= state.stored[name].rows:
             yield name, pieces, False
         else:
-            # Most of that table is rubbish by now.
+            # Most of that table is garbage by now.
             new += pieces.values()
     if new:
         serials = np.array([piece.serial for piece in new], np.int64)
@@ -106,7 +112,7 @@ def _tables_of_pieces(
 
 
 def refer_to_stored(join: "MJoin", snapshot: Snapshot, fetch: Fetch) -> None:
-    """Let the pieces on disk of a snapshot that is stored now be read from there; their spill files go."""
+    """Read the pieces of a stored snapshot from its tables, and delete their spill files."""
     state = join.state
     state.store.fetch_from(fetch)
     held = {(i, p.serial): p for d in state.domains for i, pieces in enumerate(d.pieces) for p in pieces}
@@ -124,7 +130,7 @@ def _stored(facts: pa.Table) -> StoredTable:
 
 
 def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> None:
-    """Give a join the state of a snapshot; refused, with nothing changed, if it is of something else."""
+    """Restore a join from a snapshot; a snapshot of another join is refused and changes nothing."""
     if snapshot.kind != join.kind or dict(snapshot.fingerprint) != join.fingerprint():
         raise StateError(
             f"This snapshot is of another join ({snapshot.kind!r}): inputs, join attributes, join type, window and "
@@ -176,7 +182,7 @@ def _restore_pieces(
     table: pa.Table | None,
     bits: Mapping[str, bytes],
 ) -> None:
-    """Pieces whose table came with the snapshot are written to the spill directory; others are read where they are."""
+    """Write pieces whose table came with the snapshot to the spill directory; reference the others."""
     i = about["input"]
     known = list(zip(*(column.to_pylist() for column in facts.columns), strict=True))
     numbers = range(len(known)) if about["live"] is None else about["live"]
@@ -219,7 +225,7 @@ def _lacks(name: str) -> StateError:
 
 
 def _chunk(state: JoinState, name: str, about: dict[str, Any], table: pa.Table, index: pa.Table | None) -> Chunk:
-    # One batch with contiguous columns: a chunk's arrays are views of it.
+    # One batch with contiguous columns: the chunk's arrays are views of it.
     batch = table.combine_chunks().to_batches()[0] if table.num_rows else None
     if batch is None:
         raise StateError(f"Chunk {name!r} of the snapshot is empty.")
@@ -230,4 +236,13 @@ def _chunk(state: JoinState, name: str, about: dict[str, Any], table: pa.Table, 
         tuples = tuples._replace(done=np.zeros(len(tuples.arrivals), np.bool_))
     serial = int(name.split("-")[1])
     departure = DIRECT if about["place"] == _DIRECT else IN_MEMORY
-    return Chunk.of_ordered(serial, tuples, state.spec.partitions, about["level"], departure, starts, about["extremes"])
+    return Chunk.of_ordered(
+        serial,
+        tuples,
+        state.spec.partitions,
+        about["level"],
+        departure,
+        starts,
+        about["extremes"],
+        is_timed=about.get("timed", False),  # Earlier versions did not order rows by time.
+    )

@@ -1,101 +1,39 @@
-"""What a multi-way join is to do: inputs, join graph, join type, window, memory and spilling, all checked at once."""
+"""The specification of a multi-way join, and its validation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from dovetail.errors import PlanError, SchemaError
-from dovetail.memory import Budget
-from dovetail.model.multiway_graph import JoinAttribute, JoinGraph, OnClause
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.core.memory import Budget
+from dovetail.joins.multiway.graph import JoinAttribute, JoinGraph, OnClause
+from dovetail.joins.multiway.pair_conditions import PairCondition, check_conditions
+from dovetail.joins.multiway.windows import Distances, LatePolicy, TimeWindow, TupleWindow, furthest_apart
 from dovetail.relation.keys import check_schema, code_kind, compute_codes
 
-__all__ = ["Flushing", "MJoinSpec", "MultiJoinType", "TimeWindow", "TupleWindow", "code_column", "mjoin_spec"]
+__all__ = [
+    "Flushing",
+    "LatePolicy",
+    "MJoinSpec",
+    "MultiJoinType",
+    "TimeWindow",
+    "TupleWindow",
+    "code_column",
+    "mjoin_spec",
+]
 
 MultiJoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 Flushing = Literal["coordinated", "random"]
-LatePolicy = Literal["drop", "side"]
 RESERVED_PREFIX = "__"
 
 
 @dataclass(frozen=True)
-class TupleWindow:
-    """Tuples join that arrived within so many tuples of each other, all inputs counted together (the paper's horizon).
-
-    Examples
-    --------
-    >>> TupleWindow(10_000).width
-    10000
-    """
-
-    width: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.width, bool) or not isinstance(self.width, int) or self.width < 1:
-            raise PlanError(f"window={self.width!r}: a window of tuples is a whole number from 1 upwards.")
-
-
-@dataclass(frozen=True)
-class TimeWindow:
-    """Tuples join whose event times are at most `width` apart, pairwise.
-
-    Parameters
-    ----------
-    width
-        In the units of the time columns; a `timedelta` for timestamps (microseconds).
-    columns
-        The event-time column of each input: one name for all, or one for each. A pair of names is the earliest and
-        the latest time of an input that is itself a join's result.
-    lateness
-        How far behind the latest event time a tuple may be: `MJoin.watermark_reached` is that far behind.
-    late
-        What becomes of tuples behind the watermark: ``"drop"``, or ``"side"`` to fetch them by `MJoin.take_late`.
-
-    Examples
-    --------
-    >>> TimeWindow(timedelta(seconds=2), "ts").width
-    2000000
-    """
-
-    width: int
-    columns: str | Mapping[str, str | tuple[str, str]]
-    lateness: int = 0
-    late: LatePolicy = "drop"
-
-    def __init__(
-        self,
-        width: int | timedelta,
-        columns: str | Mapping[str, str | tuple[str, str]] | None = None,
-        lateness: int | timedelta = 0,
-        late: LatePolicy = "drop",
-    ) -> None:
-        if columns is None:
-            raise PlanError("A window of event time needs a time column.", hint='Pass the name, or {"a": "t1", ...}.')
-        for name, value in (("width", width), ("lateness", lateness)):
-            units = value // timedelta(microseconds=1) if isinstance(value, timedelta) else value
-            if isinstance(units, bool) or not isinstance(units, int) or units < 0:
-                raise PlanError(f"{name}={value!r}: the {name} of a window is not below zero, and whole.")
-            object.__setattr__(self, name, units)
-        if late not in get_args(LatePolicy):
-            raise PlanError(f"late={late!r} is none of {', '.join(get_args(LatePolicy))}.")
-        object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "late", late)
-
-    def columns_of(self, name: str) -> tuple[str, str]:
-        """The columns of the earliest and of the latest time of an input's tuple; mostly the same."""
-        named = self.columns if isinstance(self.columns, str) else self.columns.get(name)
-        if named is None:
-            raise PlanError(f"The window names no time column of input {name!r}.", hint="Name one for every input.")
-        return (named, named) if isinstance(named, str) else (named[0], named[1])
-
-
-@dataclass(frozen=True)
 class MJoinSpec:
-    """A validated multi-way join; made by `mjoin_spec`.
+    """A validated multi-way join; created by `mjoin_spec`.
 
     Attributes
     ----------
@@ -106,15 +44,17 @@ class MJoinSpec:
     how, driving
         Join type, and the input whose rows a left join keeps.
     window
-        What bounds the state; None keeps everything.
+        Bounds the state; None keeps everything.
     budget
         Of the whole operator.
     spill_directory, partitions, flushing, seed
-        Where to spill (None: never), into how many hash partitions, and how victims are chosen.
+        Where to spill (None: never), the number of hash partitions, and how victims are chosen.
     max_delay
-        The longest that results of spilled partitions may take, in the units of `MJoin.set_time`; None: until `drain`.
+        The maximum delay of results of spilled tuples, in the unit of `MJoin.set_time`; None: until `drain`.
     sequences
-        Probing sequences that are fixed: for an input, the others in the order to probe them in.
+        Fixed probing sequences: for an input, the others in probing order.
+    conditions
+        Conditions between two inputs besides the equality of join columns and the window.
     """
 
     schemas: Mapping[str, pa.Schema]
@@ -129,25 +69,26 @@ class MJoinSpec:
     seed: int = 0
     max_delay: int | None = None
     sequences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    conditions: tuple[PairCondition, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The inputs, in order; everything inside the operator goes by their number."""
+        """The inputs in order; the operator uses their numbers internally."""
         return tuple(self.schemas)
 
     @cached_property
     def attributes(self) -> tuple[JoinAttribute, ...]:
-        """The join attributes, the one that all inputs share first."""
+        """The join attributes; one shared by all inputs comes first."""
         return self.graph.attributes
 
     @cached_property
     def input_attributes(self) -> tuple[tuple[int, ...], ...]:
-        """For each input, the numbers of its attributes; rows are stored by the hash of the first."""
+        """The attribute numbers of each input; rows are stored in hash order of the first."""
         return tuple(tuple(k for k, a in enumerate(self.attributes) if name in a.columns) for name in self.names)
 
     @cached_property
     def is_star(self) -> bool:
-        """Whether one attribute links all inputs, so that equal hash partitions join with each other only."""
+        """Whether one attribute links all inputs, so that only equal hash partitions join."""
         return self.graph.star is not None
 
     @cached_property
@@ -157,7 +98,7 @@ class MJoinSpec:
 
     @cached_property
     def hashed(self) -> tuple[bool, ...]:
-        """For each attribute, whether its codes are hashes, so that keys must be compared as well."""
+        """Whether the codes of each attribute are hashes, so that keys must be compared too."""
         kinds = []
         for attribute in self.attributes:
             name = attribute.inputs[0]
@@ -166,19 +107,39 @@ class MJoinSpec:
 
     @cached_property
     def preserved(self) -> tuple[bool, ...]:
-        """For each input, whether the operator keeps track of which of its rows have matched."""
+        """Whether the operator tracks for each input which of its rows have matched."""
         if self.how == "left":
             return tuple(name == self.driving for name in self.names)
         sides = {"right": (False, True), "full": (True, True), "semi": (True, False), "anti": (True, False)}
         return sides.get(self.how, (False,) * len(self.names))
 
     @cached_property
+    def furthest(self) -> Distances | None:
+        """For every ordered pair of inputs, the most that the second may be later; None without a window."""
+        return furthest_apart(self.names, self.window)
+
+    @cached_property
+    def has_one_width(self) -> bool:
+        """Whether all pairs of inputs have the same symmetric window."""
+        if isinstance(self.window, TimeWindow):
+            return self.window.width is not None and not self.window.bounds
+        return self.window is not None
+
+    @cached_property
+    def reaches(self) -> tuple[int | None, ...]:
+        """Per input, the most that a match may be later; None if there is no bound."""
+        if self.furthest is None:
+            return (None,) * len(self.names)
+        others = [[most for j, most in enumerate(row) if j != i] for i, row in enumerate(self.furthest)]
+        return tuple(None if None in row else max(most for most in row if most is not None) for row in others)
+
+    @cached_property
     def gives_unmatched(self) -> bool:
-        """Whether rows that can no longer match come out."""
+        """Whether rows that can no longer match are emitted."""
         return self.how in ("left", "right", "full", "anti")
 
     def with_codes(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch of an input with its codes in front, as the Spark plan would compute them.
+        """A batch of an input with its codes first, as the Spark plan computes them.
 
         Examples
         --------
@@ -195,13 +156,15 @@ class MJoinSpec:
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What state is about: a snapshot of anything else is refused."""
+        """Identifies the state; a snapshot with another fingerprint is refused."""
         window: dict[str, Any] | None = None
         if isinstance(self.window, TimeWindow):
             window = {"time": self.window.width, "columns": [list(self.window.columns_of(n)) for n in self.names]}
+            if self.window.bounds:
+                window["bounds"] = [bound.describe() for bound in self.window.bounds]
         elif self.window is not None:
             window = {"tuples": self.window.width}
-        return {
+        about: dict[str, Any] = {
             "graph": self.graph.as_dict(),
             "how": self.how,
             "driving": self.driving,
@@ -209,16 +172,14 @@ class MJoinSpec:
             "schemas": {name: str(schema.remove_metadata()) for name, schema in self.schemas.items()},
             "partitions": self.partitions,
         }
+        if self.conditions:
+            # Left out otherwise: so it was before there were any.
+            about["conditions"] = [each.describe() for each in self.conditions]
+        return about
 
 
 def code_column(graph: JoinGraph, attribute: str) -> str:
-    """The name of an attribute's code column: ``__code`` where there is one attribute only.
-
-    Examples
-    --------
-    >>> code_column(JoinGraph.of({"a": ["k"], "b": ["k"]}, on="k"), "k")
-    '__code'
-    """
+    """The name of an attribute's code column; ``__code`` if there is only one attribute."""
     return "__code" if len(graph.attributes) == 1 else f"__code_{attribute}"
 
 
@@ -236,8 +197,9 @@ def mjoin_spec(
     seed: int = 0,
     max_delay: int | None = None,
     sequences: Mapping[str, Sequence[str]] | None = None,
+    conditions: Sequence[PairCondition] = (),
 ) -> MJoinSpec:
-    """Check a multi-way join and make its spec; see `MJoinSpec` for the parameters.
+    """Validate a multi-way join and create its spec; see `MJoinSpec` for the parameters.
 
     Examples
     --------
@@ -246,17 +208,17 @@ def mjoin_spec(
     ('a', 'b')
     >>> mjoin_spec({"a": schema, "b": schema}, on="k")
     Traceback (most recent call last):
-    dovetail.errors.PlanError: Inputs 'a' and 'b' both have a column 'v'. Rename one of the two.
+    dovetail.core.errors.PlanError: Inputs 'a' and 'b' both have a column 'v'. Rename one of the two.
     """
     schemas = dict(inputs)
     graph = on if isinstance(on, JoinGraph) else JoinGraph.of({n: s.names for n, s in schemas.items()}, on)
     _check_join_type(how, tuple(schemas), driving)
     if not 1 <= partitions <= 4096 or partitions & (partitions - 1):
-        raise PlanError(f"partitions={partitions}: the number of partitions is a power of two up to 4096.")
+        raise PlanError(f"partitions={partitions}: the number of partitions must be a power of two up to 4096.")
     if flushing not in get_args(Flushing):
         raise PlanError(f"flushing={flushing!r} is none of {', '.join(get_args(Flushing))}.")
     if max_delay is not None and max_delay < 0:
-        raise PlanError(f"max_delay={max_delay}: a delay is not below zero.")
+        raise PlanError(f"max_delay={max_delay}: a delay is at least 0.")
     for name, schema in schemas.items():
         _check_names(name, schema)
     for attribute in graph.attributes:
@@ -265,6 +227,8 @@ def mjoin_spec(
         for name, schema in schemas.items():
             _check_time(name, schema, window)
         _check_same_time(schemas, window)
+    check_conditions(schemas, conditions)
+    furthest_apart(tuple(schemas), window)
     spec = MJoinSpec(
         schemas,
         graph,
@@ -278,6 +242,7 @@ def mjoin_spec(
         seed,
         max_delay,
         {name: tuple(order) for name, order in (sequences or {}).items()},
+        tuple(conditions),
     )
     _check_output(spec)
     _check_sequences(spec)
@@ -289,10 +254,10 @@ def _check_join_type(how: str, names: tuple[str, ...], driving: str | None) -> N
         raise PlanError(f"how={how!r} is none of {', '.join(get_args(MultiJoinType))}.")
     if len(names) > 2 and how not in ("inner", "left"):
         raise PlanError(
-            f"how={how!r} is a join of two inputs; there are {len(names)}.", hint="Use inner, or left with driving=."
+            f"how={how!r} joins two inputs, not {len(names)}.", hint="Use inner or left, or join two inputs at a time."
         )
     if driving is not None and (how != "left" or driving not in names):
-        raise PlanError(f"driving={driving!r}: only a left join has a driving input, and it is one of its inputs.")
+        raise PlanError(f"driving={driving!r}: only a left join has a driving input, which must be one of its inputs.")
 
 
 def _check_names(name: str, schema: pa.Schema) -> None:
@@ -335,12 +300,13 @@ def _check_same_time(schemas: Mapping[str, pa.Schema], window: TimeWindow) -> No
         both = [pa.types.is_timestamp(kind), pa.types.is_date32(kind)]
         if both != [pa.types.is_timestamp(other), pa.types.is_date32(other)]:
             raise SchemaError(
-                f"The time column of input {first!r} is {kind}, that of {name!r} is {other}.", hint="Cast one of them."
+                f"The time column of input {first!r} is {kind}, but that of {name!r} is {other}.",
+                hint="Cast one of them.",
             )
 
 
 def _check_output(spec: MJoinSpec) -> None:
-    """Refuse columns that would carry the same name in the result."""
+    """Refuse columns that would have the same name in the result."""
     owner: dict[str, str] = {}
     for attribute in spec.attributes:
         for column in attribute.columns[attribute.inputs[0]]:
@@ -374,6 +340,6 @@ def _check_sequences(spec: MJoinSpec) -> None:
         for other in order:
             if not spec.graph.shared(reached, [other]):
                 raise PlanError(
-                    f"The probing sequence of {name!r} comes to {other!r} before an input that is linked with it."
+                    f"The probing sequence of {name!r} reaches {other!r} before an input that is linked with it."
                 )
             reached.append(other)

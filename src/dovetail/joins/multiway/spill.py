@@ -1,11 +1,10 @@
 """Chunks on disk: one Arrow IPC file per flush and input, one record batch per piece of a hash partition.
 
-A file is written under a temporary name, flushed to the disk's own queue and renamed, so a flush that runs out of space
-leaves nothing behind and everything in memory. Files are never changed; one is deleted when its last piece is dropped.
+A file is written under a temporary name and renamed when complete, so a flush that runs out of space leaves no file,
+and all tuples in memory. Files are immutable; one is deleted when its last piece is dropped.
 
-Where the operator's state is stored elsewhere too (a runtime's durable files), a piece lies there and not here: it is
-read from the stored table by name, and what was written here is deleted. So taking a stored state over costs nothing
-for what is on disk, however much that is.
+If a runtime also stores the operator's state, pieces are read from the stored tables by name and their spill files are
+deleted. Restoring such a state costs nothing for the tuples on disk.
 """
 
 import errno
@@ -19,11 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import SpillError, StateError
-from dovetail.faultpoints import fault_point
+from dovetail.core.arrays import Int64Array, UInt8Array
+from dovetail.core.errors import SpillError, StateError
+from dovetail.core.faultpoints import fault_point
+from dovetail.joins.multiway.chunk import Chunk, Tuples, get_bits, set_bits
+from dovetail.joins.multiway.spec import MJoinSpec
 from dovetail.kernels.bucket_index import partitions_of
-from dovetail.operators.mjoin.chunk import Chunk, Int64Array, Tuples, UInt8Array, get_bits, set_bits
-from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.kernels.time_index import are_runs_in_time_order
 
 __all__ = ["FACTS", "Fetch", "Piece", "SpillStore", "StoredTable", "chunk_table", "tuples_of"]
 
@@ -31,11 +32,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 Fetch = Callable[[str], pa.Table]
-"""Gives a stored table by its name; mapped where it can be."""
+"""Returns a stored table by name, mapped if possible."""
 
 
 class StoredTable(NamedTuple):
-    """How much a stored table holds, what is no longer needed of it included."""
+    """The size of a stored table, including pieces no longer needed."""
 
     pieces: int
     rows: int
@@ -45,7 +46,7 @@ FACTS = (
     "serial", "level", "departure", "partition", "rows", "bytes", "max_arrival", "min_low", "max_low", "min_code",
     "max_code",
 )  # fmt: skip
-"""What is known of a piece besides where it lies."""
+"""The metadata of a piece, without its location."""
 
 
 def _named(facts: Sequence[int]) -> dict[str, Any]:
@@ -54,27 +55,9 @@ def _named(facts: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Piece:
-    """Tuples of one hash partition of one input on disk; what is resident of them is one bit each where needed.
+    """Tuples of one hash partition of one input on disk; only the done bits are in memory."""
 
-    Attributes
-    ----------
-    serial, level, departure, rows, bytes, max_arrival, min_low, max_low
-        As of the chunk that it was.
-    min_code, max_code
-        The least and the greatest code of its first attribute.
-    partition
-        Of the hash.
-    file
-        The spill file, or None where the piece lies in a stored table.
-    table
-        The name of the stored table.
-    number
-        Which record batch of the file or of the table it is.
-    done
-        One bit per row of a preserved input.
-    """
-
-    serial: int
+    serial: int  # this and the next seven: as of the chunk that was written
     level: int
     departure: int
     partition: int
@@ -83,17 +66,17 @@ class Piece:
     max_arrival: int
     min_low: int
     max_low: int
-    min_code: int
+    min_code: int  # of the first attribute
     max_code: int
-    number: int
-    file: Path | None = None
-    table: str = ""
-    done: UInt8Array | None = None
+    number: int  # of the record batch in the file or table
+    file: Path | None = None  # None if the piece lies in a stored table
+    table: str = ""  # the name of the stored table
+    done: UInt8Array | None = None  # one bit per row of a preserved input
 
     @classmethod
     def of(cls, chunk: Chunk, file: Path, number: int, departure: int, partition: int) -> "Piece":
         """A chunk that was written to a spill file."""
-        # The rows may be a stretch of a larger chunk, whose buffers they share.
+        # The rows may be a slice that shares the buffers of a larger chunk.
         size = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
         codes = int(chunk.codes[0].min()), int(chunk.codes[0].max())
         facts = (chunk.serial, chunk.level, departure, partition, len(chunk), size, *chunk.extremes, *codes)
@@ -110,12 +93,12 @@ class Piece:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that stay in memory."""
+        """Bytes kept in memory."""
         return 0 if self.done is None else self.done.nbytes
 
 
 class SpillStore:
-    """The files below the spill directory."""
+    """The files in the spill directory."""
 
     def __init__(self, spec: MJoinSpec) -> None:
         self._spec = spec
@@ -126,7 +109,7 @@ class SpillStore:
         self.bytes_read = 0
 
     def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> tuple[list[Piece], int]:
-        """Write chunks, each of one partition, into one file; gives their pieces and the bytes written."""
+        """Write chunks, each of one partition, to one file; returns their pieces and the bytes written."""
         directory = self._spec.spill_directory
         assert directory is not None
         pieces: list[Piece] = []
@@ -153,25 +136,25 @@ class SpillStore:
                 unfinished.unlink(missing_ok=True)
             reason = "is full" if error.errno in _FULL or "file too large" in str(error).lower() else "failed"
             raise SpillError(
-                f"The spill directory {str(directory)!r} {reason}: {error}. No tuple was lost: those accepted so far "
-                "are still in memory.",
-                hint="Make room there or raise the budget, then go on.",
+                f"The spill directory {str(directory)!r} {reason}: {error}. No tuple was lost: all accepted tuples are "
+                "still in memory.",
+                hint="Free space there or raise the budget, then continue.",
             ) from error
         self._pieces_per_file[path] = len(pieces)
         return pieces, written
 
     def fetch_from(self, fetch: Fetch) -> None:
-        """Read stored tables by this from now on."""
+        """Read stored tables with this function from now on."""
         self._fetch = fetch
         self._tables.clear()
 
     def refer(self, piece: Piece, table: str, number: int) -> None:
-        """The piece is stored: read it from there, and do without the spill file."""
+        """Read the piece from a stored table, and drop it from its spill file."""
         self.drop(piece)
         piece.file, piece.table, piece.number = None, table, number
 
     def mapped(self, piece: Piece) -> pa.RecordBatch:
-        """The piece's record batch, mapped: only what is looked at is read, and none of it is ours."""
+        """The piece's record batch, mapped: only what is accessed is read, and it does not count as held memory."""
         if piece.file is None:
             batches = self._tables.get(piece.table)
             if batches is None:
@@ -198,7 +181,7 @@ class SpillStore:
             ) from error
 
     def read_table(self, piece: Piece, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
-        """Rows of a piece, in memory of their own."""
+        """A copy of rows of a piece."""
         mapped = self.mapped(piece)
         rows = pa.array(np.arange(start, mapped.num_rows if stop is None else stop))
         batch = pa.RecordBatch.from_arrays([column.take(rows) for column in mapped.columns], schema=mapped.schema)
@@ -206,16 +189,20 @@ class SpillStore:
         return batch
 
     def load(self, i: int, piece: Piece, start: int = 0, stop: int | None = None) -> Chunk:
-        """Rows of a piece as a chunk; `keep_done` gives the done bits back that were set meanwhile."""
+        """Rows of a piece as a chunk; `keep_done` writes back the done bits set in it."""
         tuples = tuples_of(self._spec, i, self.read_table(piece, start, stop))
         if piece.done is not None:
             done = get_bits(piece.done, np.arange(start, start + len(tuples.arrivals)))
             tuples = tuples._replace(done=done)
-        return Chunk.of_ordered(piece.serial, tuples, self._spec.partitions, piece.level, piece.departure)
+        # A piece may have been stored before rows of a code were in the order of their times.
+        is_timed = tuples.low is not None and are_runs_in_time_order(tuples.codes[0], tuples.low)
+        return Chunk.of_ordered(
+            piece.serial, tuples, self._spec.partitions, piece.level, piece.departure, is_timed=is_timed
+        )
 
     @staticmethod
     def keep_done(piece: Piece, start: int, chunk: Chunk) -> None:
-        """Take over the done bits of a loaded part."""
+        """Write back the done bits of a loaded part."""
         if piece.done is not None and chunk.done is not None:
             set_bits(piece.done, start + np.flatnonzero(get_bits(chunk.done, None, len(chunk))))
 
@@ -225,7 +212,7 @@ class SpillStore:
         self._tables.clear()
 
     def drop(self, piece: Piece) -> None:
-        """Forget a piece, and delete its spill file with the last one."""
+        """Drop a piece; its spill file is deleted with the last one."""
         if piece.file is None:
             return
         self._pieces_per_file[piece.file] -= 1
@@ -236,7 +223,7 @@ class SpillStore:
 
 
 def chunk_table(spec: MJoinSpec, i: int, chunk: Chunk) -> pa.RecordBatch:
-    """A chunk's rows with codes, stamps and times in front, in stored order; done bits are not part of it."""
+    """A chunk's rows with codes, stamps and times first, in stored order, without done bits."""
     names = [spec.code_columns[k] for k in spec.input_attributes[i]] + ["__arrival"]
     arrays = [pa.array(codes) for codes in chunk.codes] + [pa.array(chunk.arrivals)]
     if chunk.low is not None:
@@ -250,7 +237,7 @@ def chunk_table(spec: MJoinSpec, i: int, chunk: Chunk) -> pa.RecordBatch:
 
 
 def tuples_of(spec: MJoinSpec, i: int, batch: pa.RecordBatch) -> Tuples:
-    """What `chunk_table` made a batch of."""
+    """The inverse of `chunk_table`."""
     attributes = len(spec.input_attributes[i])
     has_times = spec.window is not None
     codes = tuple(_integers(batch.column(k)) for k in range(attributes))

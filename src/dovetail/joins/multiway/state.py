@@ -1,35 +1,35 @@
-"""What a multi-way join holds: per input chunks in memory, tuples on their way to disk, and pieces on disk.
+"""The state of a multi-way join: per input, chunks in memory, tuples on their way to disk, and pieces on disk.
 
-Rows are divided by the hash of their first join attribute into partitions. Where one attribute links all inputs, equal
-partitions join with each other only, and each is a *domain* of its own; otherwise there is one domain. For every domain
-the state knows up to which stamp all results have been given out (`Domain.joined_until`), which disk probes were made
-since (`Domain.log`), and how many tuples have arrived that may still have results to come (`Domain.pending`).
+Rows are partitioned by the hash of their first join attribute. If one attribute links all inputs, only equal partitions
+join, and each is a *domain*; otherwise there is one domain. For every domain the state records up to which stamp all
+results have been emitted (`Domain.joined_until`), which disk probes were made since (`Domain.log`), and how many
+arrived tuples may still have results (`Domain.pending`).
 
-Stamps are one sequence for arrivals, flushes, probes and complete joins: no two events share one.
+Arrivals, flushes, probes and complete joins take their stamps from one sequence: no two events share a stamp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from dovetail.errors import BudgetError, SpillError
-from dovetail.memory import Ledger
-from dovetail.operators.mjoin.chunk import DIRECT, BoolArray, Chunk, Tuples, concatenated, get_bits, merged
-from dovetail.operators.mjoin.metrics import MJoinMetrics
-from dovetail.operators.mjoin.spec import MJoinSpec
-from dovetail.operators.mjoin.spill import Piece, SpillStore, StoredTable
+from dovetail.core.arrays import BoolArray, Int32Array
+from dovetail.core.errors import BudgetError, SpillError
+from dovetail.core.memory import Ledger
+from dovetail.joins.multiway.chunk import DIRECT, Chunk, Tuples, concatenated, get_bits, merged
+from dovetail.joins.multiway.metrics import MJoinMetrics
+from dovetail.joins.multiway.spec import MJoinSpec
+from dovetail.joins.multiway.spill import Piece, SpillStore, StoredTable
 
 __all__ = ["Domain", "JoinState", "Limits"]
 
-TIER = 4  # so many chunks of a level become one of the next
+TIER = 4  # chunks of one level that are merged into one of the next
 _LARGEST_CHUNK_BYTES = 1 << 30
 
 
 @dataclass
 class Domain:
-    """Tuples that can only join with each other, and what is known of the results among them."""
+    """Tuples that can only join with each other, and the progress of their results."""
 
     pieces: list[list[Piece]]
     joined_until: int = 0
@@ -41,13 +41,13 @@ class Domain:
 
     @property
     def is_open(self) -> bool:
-        """Whether any of its tuples are on disk, or on their way there."""
+        """Whether any of its tuples are on disk or on their way there."""
         return self.direct_rows > 0 or any(self.pieces)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How the budget is divided, in bytes."""
+    """The parts of the budget, in bytes."""
 
     arrivals: int
     work: int
@@ -87,13 +87,12 @@ class JoinState:
     # ---------------------------------------------------------------- stamps and counts
 
     def next_stamp(self, count: int = 1) -> int:
-        """The first of so many stamps that nothing else has."""
+        """Reserve `count` stamps and return the first."""
         first = self.stamp
         self.stamp += count
         return first
 
     def next_serial(self) -> int:
-        """A number for a new chunk."""
         self.serial += 1
         return self.serial - 1
 
@@ -113,26 +112,26 @@ class JoinState:
 
     @property
     def pending(self) -> int:
-        """Tuples that arrived for an open domain since it was last joined completely."""
+        """Tuples that arrived in an open domain since it was last joined completely."""
         return sum(domain.pending for domain in self.domains)
 
     @property
     def piece_limit_bytes(self) -> int:
-        """The most that a piece on disk takes when it is loaded, so that one of each input can be."""
+        """The maximum size of a loaded piece, so that one piece per input fits in memory."""
         return self.limits.work // (4 * len(self.memory))
 
     def is_settled(self) -> BoolArray:
-        """For each partition, whether all results of what has arrived for it are out."""
+        """Whether all results of each partition have been emitted."""
         flags = np.array([domain.pending == 0 for domain in self.domains], np.bool_)
         return flags if self.spec.is_star else np.repeat(flags, self.spec.partitions)
 
     def account(self) -> None:
-        """Bring the ledger up to date with the chunks."""
+        """Update the memory ledger."""
         self._memory_bytes.resize(sum(chunk.nbytes for chunks in self.memory for chunk in chunks))
         self._direct_bytes.resize(sum(chunk.nbytes for chunks in self.direct for chunk in chunks))
 
     def clear(self) -> None:
-        """Forget all tuples, on disk too."""
+        """Drop all tuples, also on disk."""
         for domain in self.domains:
             for pieces in domain.pieces:
                 for piece in pieces:
@@ -145,7 +144,7 @@ class JoinState:
         self.close_empty_domains()
 
     def adopt(self, i: int, chunk: Chunk, is_direct: bool) -> None:
-        """Take over a chunk of a snapshot: in memory, or on its way to disk."""
+        """Add a chunk of a snapshot, in memory or on its way to disk."""
         if is_direct:
             self.direct[i].append(chunk)
             self.count_direct(chunk, 1)
@@ -154,7 +153,7 @@ class JoinState:
         self.account()
 
     def adopt_pieces(self, i: int, chunks: Iterable[Chunk], saved: Sequence[Piece]) -> None:
-        """Take over pieces whose rows nobody else keeps, by writing them to the spill directory."""
+        """Write pieces of a snapshot that are not stored elsewhere to the spill directory."""
         pieces = self.write(i, chunks, DIRECT)
         for piece, before in zip(pieces, saved, strict=True):
             piece.departure, piece.bytes = before.departure, before.bytes
@@ -163,7 +162,7 @@ class JoinState:
     # ---------------------------------------------------------------- arrivals
 
     def insert(self, i: int, chunk: Chunk, now: int | None) -> Chunk:
-        """Keep a chunk of arrivals; gives the part of it that is in memory and may probe."""
+        """Add a chunk of arrivals; returns the part that stays in memory and may probe."""
         offsets = chunk.partition_offsets(self.spec.partitions)
         self._count_pending(chunk, np.diff(offsets), now)
         self._metrics.inserts += len(chunk)
@@ -171,7 +170,7 @@ class JoinState:
         if self.is_coordinated and self.spilled.any():
             goes_to_disk = np.repeat(self.spilled, np.diff(offsets))
             if goes_to_disk.any():
-                # The parts together can be a little larger than the whole, by their index.
+                # The parts can be slightly larger than the whole, because of their indexes.
                 direct = self.part_of(chunk, goes_to_disk)
                 direct.departure = DIRECT
                 resident = self.part_of(chunk, ~goes_to_disk)
@@ -184,14 +183,14 @@ class JoinState:
         return resident
 
     def tidy(self, i: int, horizon: int | None) -> None:
-        """Merge the newest chunks of an input while there are enough of the same level."""
+        """Merge the newest chunks of an input while enough of them have the same level."""
         chunks = self.memory[i]
         while len(chunks) >= TIER and len({chunk.level for chunk in chunks[-TIER:]}) == 1:
             group = chunks[-TIER:]
             total = sum(chunk.nbytes for chunk in group)
             if 2 * total > self.limits.work or total > _LARGEST_CHUNK_BYTES:
                 return
-            with_expired = [self.droppable(i, chunk, horizon) for chunk in group]
+            with_expired = [self.droppable(chunk, horizon) for chunk in group]
             self.work.resize(2 * total)
             keep = [None if mask is None else ~mask for mask in with_expired]
             self._metrics.purged_rows += sum(int(mask.sum()) for mask in with_expired if mask is not None)
@@ -203,12 +202,17 @@ class JoinState:
             self.work.resize(0)
 
     def part_of(self, chunk: Chunk, mask: BoolArray) -> Chunk:
-        """Some rows of a chunk, as a chunk of their own."""
-        part = Chunk.of_ordered(self.next_serial(), chunk.tuples.filter(mask), self.spec.partitions, chunk.level)
-        part.departure = chunk.departure
-        return part
+        """Some rows of a chunk as a new chunk."""
+        return Chunk.of_ordered(
+            self.next_serial(),
+            chunk.tuples.filter(mask),
+            self.spec.partitions,
+            chunk.level,
+            chunk.departure,
+            is_timed=chunk.is_timed,
+        )
 
-    def _count_pending(self, chunk: Chunk, rows: npt.NDArray[np.int32], now: int | None) -> None:
+    def _count_pending(self, chunk: Chunk, rows: Int32Array, now: int | None) -> None:
         per_domain = rows if self.spec.is_star else np.array([rows.sum()])
         offsets = np.concatenate([[0], np.cumsum(per_domain)])
         for number in np.flatnonzero(per_domain).tolist():
@@ -223,18 +227,18 @@ class JoinState:
                 domain.pending_low = low if domain.pending_low is None else min(domain.pending_low, low)
 
     def count_direct(self, chunk: Chunk, sign: int) -> None:
-        """Count a chunk's rows as on their way to disk, or no longer."""
+        """Add (or subtract) a chunk's rows to those on their way to disk."""
         for partition, rows in enumerate(np.diff(chunk.partition_offsets(self.spec.partitions)).tolist()):
             self.domains[partition].direct_rows += sign * rows
 
     # ---------------------------------------------------------------- purging
 
-    def droppable(self, i: int, chunk: Chunk, horizon: int | None) -> BoolArray | None:
-        """Rows that no result can need any more; None where there are none."""
+    def droppable(self, chunk: Chunk, horizon: int | None) -> BoolArray | None:
+        """Rows that no result can need any more; None if there are none."""
         drop: BoolArray | None = None
         if horizon is not None:
             drop = chunk.expired_rows(horizon)
-        # A row that a semi or an anti join has decided on is of no further use, whether or not it has expired.
+        # A semi or anti join needs a decided row no more, expired or not.
         if chunk.done is not None and (self.spec.how in ("semi", "anti") or drop is not None):
             done = get_bits(chunk.done, None, len(chunk))
             if self.spec.how == "semi":
@@ -242,7 +246,7 @@ class JoinState:
             elif self.spec.how == "anti" or drop is None:
                 drop = done
             else:
-                # Of an outer join, an expired row goes when it has been given out.
+                # An outer join drops an expired row once it has been emitted.
                 drop = drop & done
         if drop is None or not drop.any():
             return None
@@ -251,26 +255,29 @@ class JoinState:
             drop = drop & np.repeat(settled, np.diff(chunk.partition_offsets(self.spec.partitions)))
         return drop if drop.any() else None
 
-    def purge(self, horizon: int) -> None:
-        """Drop chunks and pieces that lie outside every window, and the expired half of a chunk where it is one."""
-        for i in range(len(self.memory)):
-            self.memory[i] = list(self._unexpired(i, self.memory[i], horizon))
+    def purge(self, horizons: Sequence[int | None]) -> None:
+        """Drop chunks and pieces outside every window, and expired rows where they are at least half of a chunk.
+
+        No tuple of an input before its horizon can match a later arrival; None if there is no such bound.
+        """
+        for i, horizon in enumerate(horizons):
+            self.memory[i] = list(self._unexpired(self.memory[i], horizon))
             if self.direct[i]:
                 for chunk in self.direct[i]:
                     self.count_direct(chunk, -1)
-                self.direct[i] = list(self._unexpired(i, self.direct[i], horizon))
+                self.direct[i] = list(self._unexpired(self.direct[i], horizon))
                 for chunk in self.direct[i]:
                     self.count_direct(chunk, 1)
         for domain in self.domains:
             if domain.pending == 0:
-                self._purge_pieces(domain, horizon)
+                self._purge_pieces(domain, horizons)
         self.account()
         self.close_empty_domains()
 
-    def _unexpired(self, i: int, chunks: Iterable[Chunk], horizon: int) -> Iterator[Chunk]:
-        """The chunks without those that have expired, nor the expired rows where they are at least half of a chunk."""
+    def _unexpired(self, chunks: Iterable[Chunk], horizon: int | None) -> Iterator[Chunk]:
+        """The chunks without expired ones, and without expired rows where they are at least half of a chunk."""
         for chunk in chunks:
-            drop = self.droppable(i, chunk, horizon)
+            drop = self.droppable(chunk, horizon)
             count = 0 if drop is None else int(drop.sum())
             if drop is None or 2 * count < len(chunk):
                 yield chunk
@@ -281,8 +288,11 @@ class JoinState:
                 yield self.part_of(chunk, ~drop)
                 self.work.resize(0)
 
-    def _purge_pieces(self, domain: Domain, horizon: int) -> None:
-        for i, pieces in enumerate(domain.pieces):
+    def _purge_pieces(self, domain: Domain, horizons: Sequence[int | None]) -> None:
+        for i, horizon in enumerate(horizons):
+            if horizon is None:
+                continue
+            pieces = domain.pieces[i]
             for piece in pieces:
                 if piece.max_low < horizon:
                     self._metrics.purged_rows += piece.rows
@@ -290,12 +300,12 @@ class JoinState:
             domain.pieces[i] = [piece for piece in pieces if piece.max_low >= horizon]
 
     def drop_piece(self, piece: Piece) -> None:
-        """Forget a piece on disk; the caller takes it out of its domain."""
+        """Drop a piece on disk; the caller removes it from its domain."""
         self.store.drop(piece)
         self._done_bytes.shrink(piece.resident_bytes)
 
     def close_empty_domains(self) -> None:
-        """Partitions with nothing left on disk are in memory again: their arrivals probe as before."""
+        """Return partitions with nothing left on disk to memory: their arrivals probe again."""
         for number, domain in enumerate(self.domains):
             if not domain.is_open and domain.pending == 0:
                 domain.log.clear()
@@ -305,26 +315,18 @@ class JoinState:
     # ---------------------------------------------------------------- flushing
 
     def make_room(self, needed_bytes: int) -> None:
-        """Flush until so many bytes fit.
-
-        Raises
-        ------
-        BudgetError
-            If there is nowhere to spill to; nothing has changed.
-        SpillError
-            If the spill directory is full; everything is still in memory.
-        """
+        """Flush until `needed_bytes` fit. On a `BudgetError` or `SpillError` everything is still in memory."""
         share = self.limits.state // 8
         while self.held_bytes + needed_bytes > self.limits.state:
             if self.spec.spill_directory is None:
                 wanted = self.spec.budget.total_bytes * (self.held_bytes + needed_bytes) // self.limits.state + 1
                 raise BudgetError(
-                    f"The state of the join does not fit its budget of {self.spec.budget.total_bytes} bytes and there "
+                    f"The state of the join does not fit its budget of {self.spec.budget.total_bytes} bytes, and there "
                     "is no spill directory.",
-                    hint=f"Raise the budget to {wanted} bytes or more, give a window, or pass spill_directory=.",
+                    hint=f"Raise the budget to at least {wanted} bytes, set a window, or pass spill_directory=.",
                     minimum_bytes=wanted,
                 )
-            # Tuples that only wait to be written are of no use in memory: they get a small part of it.
+            # Tuples that wait to be written do not probe: they get a small part of the memory.
             if self._direct_bytes.held_bytes >= share // 4 or not any(self.memory):
                 if self._direct_bytes.held_bytes == 0:
                     raise BudgetError(
@@ -335,7 +337,7 @@ class JoinState:
                 self.flush(self._choose_victims(max(needed_bytes, share)))
 
     def flush(self, victims: dict[int, BoolArray]) -> None:
-        """Move the tuples of some partitions, per input, from memory to disk; all of it or, on an error, nothing."""
+        """Move the tuples of some partitions, per input, from memory to disk; on an error nothing is moved."""
         departure = self.next_stamp()
         written: list[tuple[int, list[Piece]]] = []
         try:
@@ -352,7 +354,7 @@ class JoinState:
         self.account()
         for number in range(len(self.domains)):
             if not self.domains[number].is_open and self.domains[number].pending == 0:
-                # Until now all of its tuples were in memory together, so all their results are out.
+                # All of its tuples were in memory until now, so all their results have been emitted.
                 self.domains[number].joined_until = departure
         for i, pieces in written:
             self.file_pieces(i, pieces)
@@ -363,7 +365,7 @@ class JoinState:
         self._metrics.flushes += 1
 
     def flush_direct(self) -> None:
-        """Write the tuples that belong to partitions on disk and were kept in memory to be written together."""
+        """Write the tuples that were waiting in memory to be written together."""
         everything = np.ones(self.spec.partitions, np.bool_)
         for i in range(len(self.direct)):
             if self.direct[i]:
@@ -376,7 +378,7 @@ class JoinState:
         self._metrics.flushes += 1
 
     def _choose_victims(self, wanted_bytes: int) -> dict[int, BoolArray]:
-        """Partitions to flush: the same for all inputs, one after the other, or any of any input."""
+        """Partitions to flush: the same for all inputs in turn (coordinated), or any of any input (random)."""
         partitions, count = self.spec.partitions, len(self.memory)
         sizes = np.zeros((count, partitions))
         for i, chunks in enumerate(self.memory):
@@ -389,18 +391,18 @@ class JoinState:
             victims[:, order[:needed]] = True
         else:
             candidates = np.flatnonzero(sizes)
-            # The same choice in every replay: it depends on the spec and on how much has happened.
+            # Depends only on the spec and the number of flushes: a replay makes the same choice.
             order = np.random.default_rng([self.spec.seed, self.stamp]).permutation(candidates)
             needed = int(np.searchsorted(np.cumsum(sizes.ravel()[order]), wanted_bytes)) + 1
             victims.ravel()[order[:needed]] = True
         return {i: victims[i] for i in range(count) if (victims[i] & (sizes[i] > 0)).any()}
 
     def _pieces_of(self, chunks: Sequence[Chunk], mask: BoolArray) -> Iterator[Chunk]:
-        """The rows of some partitions, each piece of one partition and of bounded size."""
+        """The rows of some partitions, as pieces of one partition and bounded size."""
         limit = self.piece_limit_bytes
         offsets = [chunk.partition_offsets(self.spec.partitions) for chunk in chunks]
         for partition in np.flatnonzero(mask).tolist():
-            parts: list[Tuples] = []
+            parts: list[tuple[Tuples, bool]] = []
             held = 0.0
             for chunk, bounds in zip(chunks, offsets, strict=True):
                 row_bytes = chunk.nbytes / max(1, len(chunk))
@@ -411,15 +413,16 @@ class JoinState:
                     if parts and held + size > limit:
                         yield self._piece(parts)
                         parts, held = [], 0.0
-                    parts.append(part)
+                    parts.append((part, chunk.is_timed))
                     held += size
             if parts:
                 yield self._piece(parts)
 
-    def _piece(self, parts: Sequence[Tuples]) -> Chunk:
+    def _piece(self, parts: Sequence[tuple[Tuples, bool]]) -> Chunk:
         if len(parts) == 1:
-            return Chunk.of_ordered(self.next_serial(), parts[0], self.spec.partitions)
-        return Chunk.build(self.next_serial(), concatenated(parts), self.spec.partitions)
+            tuples, is_timed = parts[0]
+            return Chunk.of_ordered(self.next_serial(), tuples, self.spec.partitions, is_timed=is_timed)
+        return Chunk.build(self.next_serial(), concatenated([tuples for tuples, _ in parts]), self.spec.partitions)
 
     def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> list[Piece]:
         """Write chunks, each of one partition, to the spill directory."""
@@ -432,7 +435,7 @@ class JoinState:
         return pieces
 
     def file_pieces(self, i: int, pieces: Iterable[Piece]) -> None:
-        """Put pieces to their domains."""
+        """Add pieces to their domains."""
         for piece in pieces:
             self.domains[piece.partition if self.spec.is_star else 0].pieces[i].append(piece)
             self._done_bytes.grow(piece.resident_bytes)
@@ -451,7 +454,7 @@ class JoinState:
 
 
 def _rows_of(chunk: Chunk, start: int, stop: int) -> Tuples:
-    """A stretch of a chunk's rows; views, no copy, but for the done bits."""
+    """A range of a chunk's rows, without copying anything but the done bits."""
     tuples = chunk.tuples
     low = None if tuples.low is None else tuples.low[start:stop]
     high = low if tuples.high is tuples.low else None if tuples.high is None else tuples.high[start:stop]

@@ -1,25 +1,24 @@
-"""Join values that were just closed: few enough to be looked up, or too many."""
+"""Newly closed join values: few enough to look up one by one, or too many."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.operators.metadata.intervals import IntervalSet
-from dovetail.operators.metadata.keys import Keys
-from dovetail.operators.metadata.patterns import BoundSet
-from dovetail.operators.metadata.punctuation import BoundPunctuation
+from dovetail.core.arrays import Int64Array
+from dovetail.joins.promises.intervals import IntervalSet
+from dovetail.joins.promises.keys import Keys
+from dovetail.joins.promises.patterns import BoundSet
+from dovetail.joins.promises.punctuation import BoundPunctuation
 
 __all__ = ["FEW_CODES", "codes_and_count", "in_parts", "together"]
 
-Int64Array = npt.NDArray[np.int64]
 FEW_CODES = 4096
-"""So many values are looked up one by one; for more, all that is held is gone through."""
+"""Up to this many values are looked up one by one; for more, the whole state is scanned."""
 
 
 def together(punctuations: Sequence[BoundPunctuation]) -> Iterator[BoundPunctuation]:
-    """The same with neighbours that name values of the same one column as one, since one costs as much as many."""
+    """Merge neighbours that name values of the same single column: one punctuation costs as much as many."""
     run: list[BoundSet] = []
     column = None
     for bound in punctuations:
@@ -44,7 +43,7 @@ def _one(column: str, sets: list[BoundSet]) -> BoundPunctuation:
 
 
 def in_parts(bound: BoundPunctuation) -> Iterator[BoundPunctuation]:
-    """A punctuation of very many values as several, so that what they take is bounded at every moment."""
+    """Split a punctuation of very many values, so that its memory is bounded at every moment."""
     [*patterns] = bound.columns.items()
     if len(patterns) != 1 or not isinstance(patterns[0][1], BoundSet) or len(patterns[0][1].values) <= FEW_CODES:
         yield bound
@@ -55,7 +54,7 @@ def in_parts(bound: BoundPunctuation) -> Iterator[BoundPunctuation]:
 
 
 def codes_and_count(closed: Keys | IntervalSet | None) -> tuple[Int64Array | None, int]:
-    """The codes of closed values, None where they are too many to look up one by one; and how many, 1 for those."""
+    """The codes of closed values and their number; None and 1 if they are too many to look up one by one."""
     if closed is None:
         return None, 1
     if isinstance(closed, Keys):

@@ -1,51 +1,50 @@
-"""The punctuation collection: every input's punctuated range, and which punctuations have been passed on.
+"""The punctuation collection: the punctuated range of every input, and which punctuations have been propagated.
 
-A punctuation of an input is passed on once the input holds no tuple that matches it: no later one comes, and those that
-came have given all their results or can give none. It then says of the output: no later row matches. Where the join
-column is an integer, a date or a timestamp, parts of a punctuation are passed on as they become true.
+A punctuation of an input is propagated once the input holds no tuple that matches it: no later tuple will, and the
+earlier ones have emitted all their results or can have none. It then holds for the output: no later row matches. If the
+join column is an integer, a date or a timestamp, parts of a punctuation are propagated as they become true.
 
-That holds where every row of the output has a tuple of that input in it. Of an outer or anti join, rows of the
-preserved input come out alone, so it is its punctuations on the join column that are passed on; of a full join, what
-both promise.
+This requires that every output row contains a tuple of that input. An outer or anti join emits rows of the preserved
+input alone, so only that input's punctuations on the join column are propagated; a full join propagates what both
+promise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.joins.multiway.spec import MJoinSpec
+from dovetail.joins.promises.intervals import IntervalSet
+from dovetail.joins.promises.keys import KeyReader, Keys
+from dovetail.joins.promises.patterns import BoundSet
+from dovetail.joins.promises.punctuation import BoundPunctuation
+from dovetail.joins.promises.ranges import MOST_PREDICATES, PunctuatedRange, key_punctuations
 from dovetail.kernels.bucket_index import partitions_of
-from dovetail.operators.metadata.intervals import IntervalSet
-from dovetail.operators.metadata.keys import KeyReader, Keys
-from dovetail.operators.metadata.patterns import BoundSet
-from dovetail.operators.metadata.punctuation import BoundPunctuation
-from dovetail.operators.metadata.ranges import MOST_PREDICATES, PunctuatedRange, key_punctuations
-from dovetail.operators.mjoin.spec import MJoinSpec
 
 __all__ = ["Held", "PunctuationCollection", "Unread"]
 
-BoolArray = npt.NDArray[np.bool_]
 _FEW = 4096
 
 
 class Held(NamedTuple):
-    """Tuples that an input holds in memory: what may still be joined."""
+    """Tuples that an input holds in memory and that may still be joined."""
 
     keys: Keys
     rows: pa.RecordBatch
 
 
 class Unread(NamedTuple):
-    """Tuples on disk of which only this is known."""
+    """Metadata of tuples on disk that were not read."""
 
     partition: int
     low: int
     high: int
 
 
-Holder = Callable[[int, "npt.NDArray[np.int64] | None"], Iterable[Held | Unread]]
+Holder = Callable[[int, "Int64Array | None"], Iterable[Held | Unread]]
 
 
 class PunctuationCollection:
@@ -60,12 +59,12 @@ class PunctuationCollection:
         self.done = IntervalSet.empty()
         self._ready = IntervalSet.empty()
         self._ready_others: list[BoundPunctuation] = []
-        # Where a column of each input is found in the output; columns that are not there cannot be passed on.
+        # The output column of each input column; columns not in the output cannot be propagated.
         first = attribute.columns[attribute.inputs[0]]
         self._names: list[dict[str, str]] = []
         everyone = range(len(spec.names))
         alone = [i for i in everyone if spec.preserved[i]]
-        # Groups of inputs: what all inputs of one group promise of the join column can be passed on.
+        # What all inputs of a group promise about the join column can be propagated.
         self._groups = [[i] for i in everyone] if spec.how in ("inner", "semi") else [alone]
         for number, name in enumerate(spec.names):
             shown = [] if spec.how in ("semi", "anti") and number else spec.schemas[name].names
@@ -74,40 +73,38 @@ class PunctuationCollection:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is closed."""
         return all(each.is_empty for each in self.ranges)
 
     @property
     def entries(self) -> int:
-        """Intervals, keys and predicates held."""
+        """The number of intervals, keys and predicates held."""
         return sum(each.entries for each in self.ranges)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
         others = sum(bound.nbytes for bound in self._ready_others)
         return sum(each.nbytes for each in self.ranges) + self.done.nbytes + self._ready.nbytes + others
 
     def is_over_limit(self) -> bool:
-        """Whether something must be forgotten, or merged away, before more is added."""
+        """Whether entries must be forgotten or merged before more are added."""
         held = sum(each.nbytes for each in self.ranges)
         return 2 * held > self._limit_bytes or any(len(each.predicates) > MOST_PREDICATES for each in self.ranges)
 
     def forget(self) -> int:
-        """Stay within half of the limit; the other half is for passing on. Gives how many entries went."""
+        """Shrink to half of the limit, the other half being for propagation; returns the number of entries dropped."""
         limit = self._limit_bytes // (2 * len(self.ranges))
         forgotten = sum(each.forget(limit, self.done) for each in self.ranges)
         closed = IntervalSet.empty()
         for each in self.ranges:
             closed = closed.union(each.intervals)
-        # Only what is still closed could be passed on a second time.
+        # Only values that are still closed could be propagated a second time.
         self.done = self.done.intersection(closed)
         return forgotten
 
-    # ---------------------------------------------------------------- passing on
+    # ---------------------------------------------------------------- propagating
 
     def awaited(self, i: int, keys: Keys) -> BoolArray:
-        """Which tuples of an input match a punctuation of another one that is not passed on yet."""
+        """Which tuples of an input match a punctuation of another input that is not propagated yet."""
         found: BoolArray = np.zeros(len(keys.codes), np.bool_)
         for j in self._carriers(i):
             each = self.ranges[j]
@@ -118,23 +115,20 @@ class PunctuationCollection:
         return found
 
     def is_awaiting(self, i: int) -> bool:
-        """Whether another input has a punctuation that is not passed on yet."""
+        """Whether another input has a punctuation that is not propagated yet."""
         return any(
             len(self.ranges[j].intervals.minus(self.done)) or not self.ranges[j].points.is_done.all()
             for j in self._carriers(i)
         )
 
     def _carriers(self, i: int) -> list[int]:
-        """The other inputs whose punctuations can be passed on."""
+        """The other inputs whose punctuations can be propagated."""
         return [j for group in self._groups for j in group if j != i]
 
     def pass_on(self, held: Holder) -> None:
-        """Find the punctuations whose results are all out.
+        """Find the punctuations whose results have all been emitted.
 
-        Parameters
-        ----------
-        held
-            Gives what an input holds; with codes, only tuples that have one of these need to be given.
+        `held` returns the tuples of an input; given codes, at least those with one of them.
         """
         for group in self._groups:
             if not self.readers[0].is_hashed:
@@ -168,7 +162,7 @@ class PunctuationCollection:
         clear = pending.minus(IntervalSet.of(np.concatenate(blocked)))
         room = max(0, self._limit_bytes // 4 - max(self._ready.nbytes, self.done.nbytes)) // 16
         if len(clear) > room:
-            # The rest waits until these have been fetched, or until gaps between those passed on have closed.
+            # The rest waits until these are fetched, or until gaps between propagated values have closed.
             clear = clear.keep(np.arange(len(clear)) < room)
         self.done = self.done.union(clear)
         self._ready = self._ready.union(clear)
@@ -196,7 +190,7 @@ class PunctuationCollection:
         new = np.ones(clear.size, np.bool_)
         for j, other in enumerate(self.ranges):
             if j != i:
-                # The same value, promised by another input as well, is passed on once.
+                # A value that another input promises as well is propagated once.
                 new &= ~other.points.done_among(keys)
                 places = other.points.locate(keys)
                 other.points.is_done[places[places >= 0]] = True
@@ -206,7 +200,7 @@ class PunctuationCollection:
             if len(names) == 1:
                 self._ready_others.append(BoundPunctuation({names[0]: BoundSet(fresh.columns[0])}))
             else:
-                # One for each: the product of the columns' values would say more than was promised.
+                # One each: the product of the columns' values would say more than was promised.
                 for n in range(len(fresh.codes)):
                     parts = [BoundSet(column.take(pa.array([n]))) for column in fresh.columns]
                     self._ready_others.append(BoundPunctuation(dict(zip(names, parts, strict=True))))
@@ -216,7 +210,7 @@ class PunctuationCollection:
         for n, predicate in enumerate(each.predicates):
             if predicate.is_done or not set(predicate.bound.columns) <= set(self._names[i]):
                 continue
-            # A row that another input's tuple is alone in has NULL in all columns but the join's.
+            # An unmatched row of another input is NULL in all columns but the join's.
             group: list[int] | None = [i]
             if predicate.is_on_key:
                 group = next((group for group in self._groups if i in group), None)
@@ -225,17 +219,17 @@ class PunctuationCollection:
             if any(self._may_match(j, i, predicate.bound, part) for j in group for part in held(j, None)):
                 continue
             if 4 * sum(bound.nbytes for bound in self._ready_others) > self._limit_bytes:
-                return  # until somebody fetches them
+                return  # until they are fetched
             each.mark_done(n)
             self._ready_others.append(each.predicates[n].bound.renamed(self._names[i]))
 
     def _covers(self, j: int, i: int, bound: BoundPunctuation) -> bool:
-        """Whether another input has promised all that a punctuation of input i on the join columns says."""
+        """Whether input j has promised everything that a punctuation of input i on the join columns says."""
         theirs = bound.renamed(dict(zip(self.readers[i].columns, self.readers[j].columns, strict=True)))
         return any(p.is_on_key and p.bound.covers(theirs) for p in self.ranges[j].predicates)
 
     def _may_match(self, j: int, i: int, bound: BoundPunctuation, part: Held | Unread) -> bool:
-        """Whether tuples that input j holds may match a punctuation of input i."""
+        """Whether tuples held by input j may match a punctuation of input i."""
         if isinstance(part, Unread):
             return True
         if j != i:
@@ -243,7 +237,7 @@ class PunctuationCollection:
         return bool(bound.matches(part.rows).any())
 
     def take_ready(self) -> list[BoundPunctuation]:
-        """The punctuations that are true of the output by now, each once."""
+        """The punctuations that now hold for the output, each once."""
         reader = self.readers[0]
         kind = reader.schema.field(reader.columns[0]).type
         found = [] if reader.is_hashed else key_punctuations(self._ready, reader.columns[0], kind)
@@ -254,7 +248,7 @@ class PunctuationCollection:
     # ---------------------------------------------------------------- restart
 
     def as_state(self) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-        """What is held, as JSON-able data and tables."""
+        """The state as JSON-able data and tables."""
         described, tables = [], {}
         for number, each in enumerate(self.ranges):
             values, tables[f"punctuated-{number}"] = each.as_state()
@@ -264,7 +258,7 @@ class PunctuationCollection:
         return {"ranges": described, "ready": [bound.as_dict() for bound in self._ready_others]}, tables
 
     def restore(self, values: dict[str, Any], tables: dict[str, pa.Table]) -> None:
-        """Take over what `as_state` gave; a table that is missing was empty."""
+        """The inverse of `as_state`; a missing table was empty."""
         for number, (each, described) in enumerate(zip(self.ranges, values["ranges"], strict=True)):
             each.restore(described, tables.get(f"punctuated-{number}"))
         self.done, self._ready = (_intervals(tables.get(name)) for name in ("passed_on", "ready"))

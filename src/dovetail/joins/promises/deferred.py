@@ -1,15 +1,15 @@
-"""Punctuations that came as a stream of their own, and wait for the data's watermark to pass their time.
+"""Punctuations from a separate stream, which wait for the data's watermark to pass their time.
 
-Such a stream has no order relative to the data: a punctuation of some moment may be there before rows of that moment.
-It takes effect once the watermark has passed it, when rows of up to that moment are late.
+Such a stream is not ordered relative to the data: a punctuation may arrive before rows of its own time. It takes effect
+once the watermark has passed it, when rows up to that time are late.
 """
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from dovetail.core.arrays import Int64Array
 
 __all__ = ["DeferredRows"]
 
@@ -18,26 +18,25 @@ _PREFIX = "deferred-"
 
 
 class DeferredRows:
-    """Values of columns of each input that are closed at a moment to come."""
+    """Column values per input that will be closed at a later event time."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, tuple[str, ...]], pa.RecordBatch] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that waits."""
         return sum(int(batch.get_total_buffer_size()) for batch in self._waiting.values())
 
-    def add(self, i: int, rows: pa.RecordBatch, times: npt.NDArray[np.int64]) -> None:
-        """Let the values of rows wait until the watermark has passed a time each."""
+    def add(self, i: int, rows: pa.RecordBatch, times: Int64Array) -> None:
+        """Defer the values of rows until the watermark has passed the time of each."""
         batch = rows.append_column(_TIME, pa.array(times))
         held = self._waiting.get((i, tuple(rows.schema.names)))
-        # A copy: a slice would keep the whole of what it was cut from.
+        # A copy: a slice would keep its whole batch alive.
         parts = [batch.slice(0, 0), batch] if held is None else [held, batch]
         self._waiting[i, tuple(rows.schema.names)] = pa.concat_batches(parts)
 
     def due(self, watermark: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows whose time the watermark has passed, by input; they no longer wait."""
+        """Remove and return the rows whose time the watermark has passed, by input."""
         for (i, columns), batch in list(self._waiting.items()):
             is_due = pc.less(batch.column(_TIME), watermark)
             if pc.any(is_due).as_py():
@@ -50,7 +49,7 @@ class DeferredRows:
             self._waiting[i, columns] = rows
 
     def forget(self, limit_bytes: int) -> int:
-        """Give up the latest until so many bytes are left; gives how many."""
+        """Drop the latest rows until at most `limit_bytes` remain; returns how many were dropped."""
         forgotten = 0
         for (i, columns), batch in list(self._waiting.items()):
             if int(batch.get_total_buffer_size()) > limit_bytes // max(2, len(self._waiting)):
@@ -61,14 +60,14 @@ class DeferredRows:
         return forgotten
 
     def tables(self) -> dict[str, pa.Table]:
-        """What waits, to be stored."""
+        """The deferred rows, for storage."""
         return {
             f"{_PREFIX}{i}-{number}": pa.Table.from_batches([batch])
             for number, ((i, _), batch) in enumerate(self._waiting.items())
         }
 
     def restore(self, tables: Mapping[str, pa.Table]) -> None:
-        """Take over what `tables` gave."""
+        """The inverse of `tables`."""
         self._waiting = {}
         for name, table in tables.items():
             if name.startswith(_PREFIX):

@@ -1,7 +1,7 @@
-"""A set of 64-bit integers as disjoint, sorted, closed intervals; neighbours are one.
+"""A set of 64-bit integers as disjoint, sorted, closed intervals; adjacent ones are merged.
 
-It takes 16 bytes per interval however many values that is. Values that come one by one in order are one interval;
-those that never touch are as many intervals as values, which is why a set can be told to `forget`.
+It takes 16 bytes per interval. Values that arrive in order are one interval; values that never touch are one interval
+each, which is why users of a set must be able to `forget`.
 
 Examples
 --------
@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.core.arrays import BoolArray, Int64Array
+
 __all__ = ["LEAST", "MOST", "IntervalSet"]
 
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 LEAST = -(2**63)
 MOST = 2**63 - 1
 _NARROW, _MOST_LOOKED_AT = 64, 1 << 20
 
 
 class IntervalSet:
-    """Immutable; the operations give new sets."""
+    """Immutable; operations return new sets."""
 
     __slots__ = ("highs", "lows")
 
@@ -36,7 +36,6 @@ class IntervalSet:
 
     @classmethod
     def empty(cls) -> "IntervalSet":
-        """The set of nothing."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @classmethod
@@ -47,7 +46,7 @@ class IntervalSet:
 
     @classmethod
     def between(cls, low: int | None, high: int | None) -> "IntervalSet":
-        """All values from low to high, both included; None is no end."""
+        """All values from low to high, inclusive; None for no bound."""
         first, last = LEAST if low is None else low, MOST if high is None else high
         if first > last:
             return cls.empty()
@@ -59,7 +58,7 @@ class IntervalSet:
             return cls.empty()
         order = np.argsort(lows, kind="stable")
         lows, highs = lows[order], np.maximum.accumulate(highs[order])
-        # A low at the very bottom cannot begin an interval that something lies before, so it must not wrap around.
+        # Nothing lies before the minimum: low - 1 must not wrap around.
         begins = (lows[1:] > highs[:-1]) & (lows[1:] - 1 > highs[:-1])
         firsts = np.concatenate([[True], begins])
         lasts = np.concatenate([begins, [True]])
@@ -76,7 +75,6 @@ class IntervalSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
         return self.lows.nbytes + self.highs.nbytes
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -84,15 +82,15 @@ class IntervalSet:
         return list(zip(self.lows.tolist(), self.highs.tolist(), strict=True))
 
     def widths(self) -> npt.NDArray[np.float64]:
-        """How many values each interval has; not exact for the widest."""
+        """The number of values per interval; approximate for the widest."""
         return self.highs.astype(np.float64) - self.lows.astype(np.float64) + 1.0
 
     def contains(self, values: Int64Array) -> BoolArray:
         """Which values are in the set."""
         return self.find(values) >= 0
 
-    def find(self, values: Int64Array) -> npt.NDArray[np.int64]:
-        """The number of the interval that holds each value; -1 for none."""
+    def find(self, values: Int64Array) -> Int64Array:
+        """The index of the interval that holds each value; -1 for none."""
         if len(self.lows) == 0:
             return np.full(len(values), -1)
         if len(self.lows) == 1:
@@ -107,19 +105,11 @@ class IntervalSet:
         return place >= 0 and high <= int(self.highs[place])
 
     def union(self, other: "IntervalSet") -> "IntervalSet":
-        """The values of either."""
         if len(other) == 0 or len(self) == 0:
             return self if len(other) == 0 else other
         return self._merged(np.concatenate([self.lows, other.lows]), np.concatenate([self.highs, other.highs]))
 
     def complement(self) -> "IntervalSet":
-        """All other values.
-
-        Examples
-        --------
-        >>> IntervalSet.of([5]).complement().complement().pairs()
-        [(5, 5)]
-        """
         if len(self) == 0:
             return IntervalSet.between(None, None)
         lows = np.concatenate([[LEAST], self.highs[self.highs < MOST] + 1])
@@ -131,16 +121,9 @@ class IntervalSet:
         return IntervalSet(lows.astype(np.int64), highs.astype(np.int64))
 
     def intersection(self, other: "IntervalSet") -> "IntervalSet":
-        """The values of both.
-
-        Examples
-        --------
-        >>> IntervalSet.between(1, 9).intersection(IntervalSet.of([0, 1, 5])).pairs()
-        [(1, 1), (5, 5)]
-        """
         if len(self) == 0 or len(other) == 0:
             return IntervalSet.empty()
-        # Where each of the other's intervals meets ours: from the first that ends at or after it begins.
+        # Each of the other's intervals meets ours from the first that ends at or after its start.
         first = np.searchsorted(self.highs, other.lows, side="left")
         last = np.searchsorted(self.lows, other.highs, side="right")
         count = np.maximum(last - first, 0)
@@ -151,26 +134,13 @@ class IntervalSet:
         )
 
     def minus(self, other: "IntervalSet") -> "IntervalSet":
-        """The values of this that are not in the other.
-
-        Examples
-        --------
-        >>> IntervalSet.between(1, 5).minus(IntervalSet.of([3])).pairs()
-        [(1, 2), (4, 5)]
-        """
         return self if len(other) == 0 or len(self) == 0 else self.intersection(other.complement())
 
     def keep(self, mask: BoolArray) -> "IntervalSet":
-        """Only some of the intervals."""
         return IntervalSet(self.lows[mask], self.highs[mask])
 
     def bridged(self, comes: Callable[[Int64Array], BoolArray]) -> "IntervalSet":
-        """Together with the narrow gaps of which no value ever comes: whether these are in the set means nothing.
-
-        Parameters
-        ----------
-        comes
-            Tells which of some values can come at all.
+        """Fill narrow gaps in which no value can occur, as decided by `comes`: their membership does not matter.
 
         Examples
         --------
@@ -179,7 +149,7 @@ class IntervalSet:
         """
         if len(self) < 2:
             return self
-        # As unsigned numbers: the distance of two of them may be beyond the signed ones.
+        # Unsigned: the distance of two values may exceed the signed range.
         gaps = self.lows[1:].view(np.uint64) - self.highs[:-1].view(np.uint64) - np.uint64(1)
         narrow = np.flatnonzero(gaps <= max(_NARROW, _MOST_LOOKED_AT // len(gaps)))
         if not narrow.size:
@@ -193,7 +163,7 @@ class IntervalSet:
         return IntervalSet(self.lows[np.concatenate([[True], ends])], self.highs[np.concatenate([ends, [True]])])
 
     def points(self, most: int) -> Int64Array | None:
-        """All values, where there are at most so many; else None.
+        """All values if there are at most `most`, else None.
 
         Examples
         --------

@@ -1,79 +1,88 @@
-"""MetadataJoin: a multi-way join that uses what its inputs promise.
+"""MetadataJoin: a multi-way join that uses the promises of its inputs.
 
-What it computes: exactly what `MJoin` computes. Promises only save work and memory.
+Result: exactly that of `MJoin`. Promises only save work and memory.
 
-What it uses: punctuations, which come with the data (`punctuate`); inputs that are unique by the join value, clustered,
-or ordered by it (`Metadata`); and inputs that have ended. Each of them *closes* join values of an input. A tuple that
-is in no later result is not kept when it arrives, or is purged: at once, or together with others when enough values
-have been closed, memory is full, or the inputs are idle. Rows of outer and anti joins that can no longer match come
-out then. Punctuations are passed on to the output once all their results are out (`take_punctuations`).
+Promises: punctuations, which come with the data (`punctuate`); inputs that are unique by the join value, clustered, or
+ordered by it (`Metadata`); and inputs that have ended. Each *closes* join values of an input. A tuple that no later
+result needs is not stored on arrival, or is purged: at once, or in a batch when enough values have been closed, memory
+is full, or the inputs are idle. Rows of outer and anti joins that can no longer match are emitted then. Punctuations
+are propagated to the output once all their results have been emitted (`take_punctuations`).
 
-Broken promises: a row that its own input had promised not to send is refused, put aside, or dropped and counted. It is
-never joined. A second row of a unique key is noticed for as long as the first is held; after that it could join with
-nothing.
+Broken promises: a row that its own input had promised not to send is refused, quarantined, or dropped and counted. It
+is not joined. Remembering every key would take unbounded memory, so a second row of a unique key is recognised
 
-Memory: as `MJoin`, with a part of the state's share set aside for what was promised (`Metadata.memory_share`). Beyond
-it the join forgets promises, counted in ``metrics.punctuations_forgotten``, and holds tuples for longer.
+- until the watermark has passed the window of the first (its event time plus the width, or plus the most that a match
+  may be later by the window's bounds), which is at least the window and the lateness; in a tuple window, for as many
+  tuples; without a window, always;
+- unless the first was purged earlier because every other input had closed its value. The second then joins nothing; in
+  an outer join that preserves its input, it is emitted as a row without a match.
 
-What a restart keeps: everything.
+A second row that arrives later is treated as a first one and joined with the state at that time.
 
-Supported: all join types and windows of `MJoin`, on one join attribute that all inputs share.
+Memory: as for `MJoin`, with a part of the state's share reserved for promises (`Metadata.memory_share`). Beyond it the
+join forgets promises, counted in ``metrics.punctuations_forgotten``, and holds tuples longer.
 
-Ding, Rundensteiner, Heineman: MJoin: A Metadata-Aware Stream Join Operator (2003). One input unique and the other with
-punctuations is its 1-NP algorithm, one unique and the other clustered or ordered its 1-NC: see `algorithm`.
+Restart: everything is kept. Supported: all join types and windows of `MJoin`, on one join attribute that all inputs
+share.
+
+Ding, Rundensteiner, Heineman: MJoin: A Metadata-Aware Stream Join Operator (2003). Its 1-NP algorithm is one unique
+input with punctuations on the other; 1-NC is one unique input with the other clustered or ordered: see `algorithm`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.memory import Reservation
-from dovetail.operators.metadata.closing import FEW_CODES, codes_and_count, in_parts, together
-from dovetail.operators.metadata.collection import PunctuationCollection
-from dovetail.operators.metadata.deferred import DeferredRows
-from dovetail.operators.metadata.intervals import IntervalSet
-from dovetail.operators.metadata.keys import Keys, is_whole
-from dovetail.operators.metadata.metrics import MetadataMetrics
-from dovetail.operators.metadata.promises import REASONS, ArrivalPromises, late_rows
-from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation, patterns_of
-from dovetail.operators.metadata.purge_policy import PurgePolicy, PurgingStages
-from dovetail.operators.metadata.purging import Purger
-from dovetail.operators.metadata.quarantine import REASON_COLUMN, Quarantine
-from dovetail.operators.metadata.ranges import values_of
-from dovetail.operators.metadata.spec import Metadata
-from dovetail.operators.mjoin.chunk import Chunk
-from dovetail.operators.mjoin.mjoin import MJoin
-from dovetail.operators.mjoin.spec import MJoinSpec, TupleWindow
-from dovetail.operators.mjoin.spill import Fetch
-from dovetail.operators.protocol import Snapshot
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.core.memory import Reservation
+from dovetail.joins.multiway.chunk import Chunk
+from dovetail.joins.multiway.mjoin import MJoin
+from dovetail.joins.multiway.spec import MJoinSpec, TupleWindow
+from dovetail.joins.multiway.spill import Fetch
+from dovetail.joins.promises.closing import FEW_CODES, codes_and_count, in_parts, together
+from dovetail.joins.promises.collection import PunctuationCollection
+from dovetail.joins.promises.deferred import DeferredRows
+from dovetail.joins.promises.intervals import IntervalSet
+from dovetail.joins.promises.keys import Keys, is_whole
+from dovetail.joins.promises.metrics import MetadataMetrics
+from dovetail.joins.promises.promises import REASONS, ArrivalPromises, late_rows
+from dovetail.joins.promises.punctuation import BoundPunctuation, Punctuation, patterns_of
+from dovetail.joins.promises.purge_policy import PurgePolicy, PurgingStages
+from dovetail.joins.promises.purging import Purger
+from dovetail.joins.promises.quarantine import REASON_COLUMN, Quarantine
+from dovetail.joins.promises.ranges import values_of
+from dovetail.joins.promises.spec import Metadata
+from dovetail.joins.protocol import Snapshot
 
 __all__ = ["REASON_COLUMN", "MetadataJoin"]
 
 CLOSED_ROW = "closed"
-"""What a notice says of a join value that no later result has."""
+"""What a notice says about a join value that no later result has."""
 
-Int64Array = npt.NDArray[np.int64]
 _MOST_VALUES = 1_000_000
 
 
 class MetadataJoin(MJoin):
-    """A multi-way join that uses punctuations and constraints; see the module for what it promises.
+    """A multi-way join that uses punctuations and constraints; see the module docstring.
 
     Parameters
     ----------
     spec
         The join.
     metadata
-        What is known of its inputs.
+        What is known about its inputs.
+    trusted
+        Inputs that are results of another join: their promises follow from those of its inputs and are not checked.
+    written
+        For each input of a tree, the user's column names by the internal ones, for messages.
 
     Examples
     --------
-    >>> from dovetail.operators.mjoin import mjoin_spec
+    >>> from dovetail.joins.multiway import mjoin_spec
     >>> schemas = {"news": pa.schema({"sno": pa.int64(), "title": pa.string()}),
     ...            "access": pa.schema({"sno": pa.int64(), "ip": pa.string()})}
     >>> spec = mjoin_spec(schemas, on="sno", budget="1MB")
@@ -96,7 +105,13 @@ class MetadataJoin(MJoin):
     kind = "metadata_join"
     metrics: MetadataMetrics
 
-    def __init__(self, spec: MJoinSpec, metadata: Metadata | None = None) -> None:
+    def __init__(
+        self,
+        spec: MJoinSpec,
+        metadata: Metadata | None = None,
+        trusted: Collection[str] = (),
+        written: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         metadata = Metadata() if metadata is None else metadata
         metadata.check(spec)
         super().__init__(spec)
@@ -110,28 +125,29 @@ class MetadataJoin(MJoin):
         unique = [name in metadata.keys for name in spec.names]
         self._unique = unique
         self._purger = Purger(self.state, self.collection, unique, self._writer, self.metrics)
-        # Nothing refers back to the join, so that it goes, with its memory, when nobody needs it any more.
+        # No reference cycles: the join and its memory are freed with the last reference.
         holds = partial(self._purger.holds, reads_disk=True)
-        self._promises = ArrivalPromises(spec, metadata, self.collection, holds)
+        self._promises = ArrivalPromises(spec, metadata, self.collection, holds, trusted, written)
         stages = PurgingStages(self.state, self._prober, self.chooser, self._writer, self.metrics, self._limit)
         stages.purger = self._purger
         self._stages = stages
         self._deferred = DeferredRows()
         self.on_quarantined: Callable[[str, pa.RecordBatch], None] | None = None
-        """Called with tuples that broke a promise, as they come; None: `take_quarantined` gives them."""
+        """Called with tuples that broke a promise; None: they wait for `take_quarantined`."""
         self._policy = PurgePolicy(metadata, self.state, self._purger)
+        self._account_promises()
 
     def _new_metrics(self) -> MetadataMetrics:
         return MetadataMetrics(dict.fromkeys(self.spec.names, 0))
 
     @property
     def algorithm(self) -> str:
-        """The paper's name for this join: ``1-NP``, ``1-NC`` or, where it has none, ``general``."""
+        """The paper's name for this join: ``1-NP``, ``1-NC``, or ``general`` if it has none."""
         return self.metadata.algorithm(self.spec)
 
     @property
     def punctuations_held(self) -> int:
-        """How many ranges, keys and predicates stand for all that was promised."""
+        """The number of ranges, keys and predicates that represent all promises."""
         return self.collection.entries
 
     @property
@@ -140,28 +156,29 @@ class MetadataJoin(MJoin):
         return self._policy.unpurged
 
     def keeps_order(self, name: str) -> bool:
-        """Whether the order in which an input's tuples are offered is part of what it promises."""
+        """Whether the order of an input's tuples is part of its promise."""
         return self._promises.keeps_order(self._number(name))
 
     def is_held_elsewhere(self, i: int, codes: Int64Array) -> bool:
         """Whether another input holds tuples in memory with one of these codes."""
         return bool(self._purger.has_match(i, codes).any())
 
-    def expect_only(self, comes: Callable[[Int64Array], npt.NDArray[np.bool_]]) -> None:
-        """Say which codes can come at all, where streams are split over several joins: closed values between which no
-        other comes are then kept as one range."""
+    def expect_only(self, comes: Callable[[Int64Array], BoolArray]) -> None:
+        """Set which codes can occur, if streams are split over several joins: closed values with no other value between
+        them are then stored as one range.
+        """
         for each in self.collection.ranges:
             each.comes = comes
 
     def reserve(self, component: str) -> Reservation:
-        """An account within the join's budget for a component around it."""
+        """A memory account within the join's budget for a surrounding component."""
         return self._ledger.reserve(component)
 
     # ---------------------------------------------------------------- input
 
     def _offer(self, i: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for piece, size in self._reader.slices(i, batch):
-            # 1. Make room, by purging first, and refuse what breaks a promise, before anything is accepted.
+            # 1. Before accepting anything: purge, make room, and refuse what breaks a promise.
             self._require_room_for_late(size)
             self._quarantine.require_room(size)
             if self._policy.is_due_for_room(size):
@@ -169,26 +186,26 @@ class MetadataJoin(MJoin):
             self.state.make_room(size)
             kept, keys = self._kept_promises(i, piece)
             self._arriving.resize(size)
-            # 2. Those that no later result can need are joined and dropped.
+            # 2. Join and drop the tuples that no later result can need.
             chunk, nulls = self._accept(i, kept)
             dropped, chunk = self._purger.divided(i, chunk)
             yield from self._writer.unmatched(i, nulls)
             if dropped is not None:
                 yield from self._join_and_drop(i, dropped)
-            # 3. The others are kept, and probe the other inputs' tuples in memory.
+            # 3. Store the others, and probe the tuples of the other inputs in memory.
             resident = self.state.insert(i, chunk, self._now) if len(chunk) else chunk
             self._arriving.resize(0)
             yield from self._probe(i, resident)
-            self.state.tidy(i, self._horizon())
-            # 4. What these tuples close is purged, now or later.
+            self.state.tidy(i, self._horizons()[i])
+            # 4. Purge what these tuples close, now or later.
             yield from self._close(i, chunk, self._promises.observe(i, keys))
             if isinstance(self.spec.window, TupleWindow):
                 yield from self._advance_places(self.spec.window)
 
     def _kept_promises(self, i: int, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Keys]:
-        """The slice without the rows that break a promise; and the keys of those that have one and are in time.
+        """The slice without rows that break a promise, and the keys of the rows that have one and are not late.
 
-        A late row breaks none: it is late, whatever was promised since its time.
+        A late row breaks no promise: it is late, whatever was promised since its time.
         """
         rows = piece.select(range(1, piece.num_columns))
         codes = piece.column(0)
@@ -222,7 +239,7 @@ class MetadataJoin(MJoin):
         self.metrics.saved_bytes += dropped.nbytes
 
     def _close(self, i: int, chunk: Chunk, closed: Keys | IntervalSet | None) -> Iterator[pa.RecordBatch]:
-        """Note the join values that arrivals closed: by the order they came in, and by being unique."""
+        """Record the join values closed by arrivals: by their order, and by being unique."""
         codes, count = codes_and_count(closed)
         if self._unique[i] and len(chunk):
             matched = self._purger.has_match(i, chunk.codes[0])
@@ -241,19 +258,8 @@ class MetadataJoin(MJoin):
     def punctuate(self, name: str, *punctuations: Punctuation) -> Iterator[pa.RecordBatch]:
         """Accept punctuations of an input: no later tuple of it matches them.
 
-        Gives rows of preserved inputs that can no longer match.
-
-        Parameters
-        ----------
-        name
-            The input that promises.
-        punctuations
-            What it will not send any more.
-
-        Raises
-        ------
-        PlanError, SchemaError
-            A column that the input does not have, or a value of another type; nothing has changed.
+        Emits rows of preserved inputs that can no longer match. An unknown column or a value of the wrong type is
+        refused and changes nothing.
         """
         i = self._number(name)
         bound = [BoundPunctuation.of(each, name, self.spec.schemas[name]) for each in punctuations]
@@ -262,19 +268,15 @@ class MetadataJoin(MJoin):
     def punctuate_rows(
         self, name: str, rows: pa.RecordBatch, times: Int64Array | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Take rows as punctuations: no later tuple has the same values in some columns.
+        """Accept rows as punctuations: no later tuple has the same values in some columns.
 
         Parameters
         ----------
-        name
-            The input that promises.
-        rows
-            At least these columns of it; rows with the same values are one punctuation.
         times
-            For punctuations that come as a stream of their own, their event times: each takes effect when the
-            watermark has passed it. None: they take effect now.
+            For punctuations from a separate stream, their event times: each takes effect when the watermark has
+            passed it. None: they take effect now.
         columns
-            Which columns, where NULL stands for any value. None: the join columns, and NULLs close nothing.
+            The columns, in which NULL stands for any value. None: the join columns, and NULLs close nothing.
         """
         i = self._number(name)
         key = list(self.collection.readers[i].columns)
@@ -292,7 +294,7 @@ class MetadataJoin(MJoin):
         yield from self._close_due()
 
     def _close_due(self) -> Iterator[pa.RecordBatch]:
-        """Let deferred punctuations take effect whose time the watermark has passed."""
+        """Apply deferred punctuations whose time the watermark has passed."""
         if self.watermark is not None:
             for i, values in self._deferred.due(self.watermark):
                 yield from self._close_rows(i, values)
@@ -321,7 +323,7 @@ class MetadataJoin(MJoin):
         yield from self._purge_or_wait(*codes_and_count(closed))
 
     def end_batch(self) -> Iterator[pa.RecordBatch]:
-        """Say that a micro-batch is over, of a join whose metadata is batchwise."""
+        """End a micro-batch of a join whose metadata is batchwise."""
         return self._guarded(self._end_batch())
 
     def _end_batch(self) -> Iterator[pa.RecordBatch]:
@@ -350,27 +352,24 @@ class MetadataJoin(MJoin):
         self._promise_bytes.resize(self.collection.nbytes + self._promises.nbytes + self._deferred.nbytes)
 
     def _forget(self) -> Iterator[pa.RecordBatch]:
-        """Use everything that is promised, then forget some of it."""
+        """Use all promises, then forget some of them."""
         yield from self._purge(None)
         self.metrics.punctuations_forgotten += self.collection.forget()
         self._account_promises()
 
     def take_punctuations(self) -> list[Punctuation]:
-        """The punctuations that became true of the output since the last call.
-
-        They hold for everything that is given out after the calls before this one.
-        """
+        """The punctuations that became true of the output since the last call; they hold for all later output."""
         found = [bound.unbound() for bound in self.collection.take_ready()]
         self.metrics.punctuations_out += len(found)
         self._account_promises()
         return found
 
     def take_closed_values(self) -> Iterator[pa.RecordBatch]:
-        """As `take_punctuations`, but as rows of the join columns; left out is what is no value of all of them."""
+        """Like `take_punctuations`, as rows of the join columns; punctuations that are not such values are left out."""
         columns = self.collection.readers[0].columns
         for bound in self.collection.take_ready():
             self.metrics.punctuations_out += 1
-            values = values_of(bound, columns, self.spec.schemas[self.spec.names[0]], _MOST_VALUES)
+            values = values_of(bound, columns, _MOST_VALUES)
             if values is not None:
                 yield values
         self._account_promises()
@@ -383,13 +382,13 @@ class MetadataJoin(MJoin):
             yield from self._purge(codes if self._policy.is_immediate else None)
 
     def _purge(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
-        """Purge what closed values allow, then pass on what has become true."""
+        """Purge what closed values allow, then propagate what has become true."""
         yield from self._policy.purge(codes)
         self._pass_on()
 
     def _pass_on(self) -> None:
         if self.metadata.propagate:
-            self.collection.pass_on(partial(self._purger.held, self._horizon()))
+            self.collection.pass_on(partial(self._purger.held, self._horizons()))
         if not self.collection.is_over_limit():
             self._account_promises()
 
@@ -400,13 +399,13 @@ class MetadataJoin(MJoin):
         if idle and self._policy.is_due_when_idle():
             yield from self._purge(None)
 
-    def _expire(self, horizon: int) -> Iterator[pa.RecordBatch]:
-        yield from super()._expire(horizon)
+    def _expire(self) -> Iterator[pa.RecordBatch]:
+        yield from super()._expire()
         yield from self._close_due()
         self._pass_on()
 
     def finish(self, name: str) -> None:
-        """Say that an input has ended: every join value of it is closed."""
+        """Mark an input as ended: all its join values are closed."""
         super().finish(name)
         self._purger.ended.add(self._number(name))
         self._policy.unpurged += 1
@@ -420,17 +419,16 @@ class MetadataJoin(MJoin):
         self._pass_on()
 
     def take_quarantined(self) -> list[tuple[str, pa.RecordBatch]]:
-        """The tuples put aside since the last call, by input, each with the reason in `REASON_COLUMN`."""
+        """The tuples quarantined since the last call, by input, each with the reason in `REASON_COLUMN`."""
         return self._quarantine.take()
 
     # ---------------------------------------------------------------- restart
 
     def fingerprint(self) -> dict[str, Any]:
-        """What state is about: a snapshot of anything else is refused."""
+        """Identifies the state; a snapshot with another fingerprint is refused."""
         return {**super().fingerprint(), "metadata": self.metadata.fingerprint()}
 
     def snapshot(self, have: frozenset[str] = frozenset()) -> Snapshot:
-        """The whole state between two calls; see `MJoin.snapshot`."""
         snapshot = super().snapshot(have)
         values, tables = self.collection.as_state()
         tables |= self._deferred.tables()
@@ -447,7 +445,6 @@ class MetadataJoin(MJoin):
         return replace(snapshot, tables={**snapshot.tables, **tables}, values={**snapshot.values, "metadata": promised})
 
     def restore(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
-        """Continue from a snapshot of an operator with the same spec; see `MJoin.restore`."""
         super().restore(snapshot, fetch)
         promised: Mapping[str, Any] = snapshot.values["metadata"]
         tables = {

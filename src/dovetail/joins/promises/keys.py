@@ -7,23 +7,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.operators.mjoin.chunk import Chunk
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.joins.multiway.chunk import Chunk
 from dovetail.relation.keys import compute_codes, keys_equal
 
 __all__ = ["KeyPoints", "KeyReader", "Keys", "is_whole"]
 
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
-
 
 class Keys(NamedTuple):
-    """The codes of rows and, where codes are hashes, the key columns that decide."""
+    """The codes of rows and, if codes are hashes, the key columns, which decide."""
 
     codes: Int64Array
     columns: tuple[pa.Array, ...] = ()
 
     def take(self, picked: npt.NDArray[np.signedinteger] | BoolArray) -> "Keys":
-        """Some of the keys."""
         if not self.columns:
             return Keys(self.codes[picked])
         places = np.flatnonzero(picked) if picked.dtype == np.bool_ else picked
@@ -31,7 +28,7 @@ class Keys(NamedTuple):
         return Keys(self.codes[places], tuple(column.take(indices) for column in self.columns))
 
     def ids(self) -> Int64Array:
-        """A number per row, equal for equal keys only."""
+        """A number per row, equal only for equal keys."""
         if not self.columns:
             return self.codes
         ids = np.zeros(len(self.codes), np.int64)
@@ -44,7 +41,7 @@ class Keys(NamedTuple):
         return ids
 
     def equal(self, rows: Int64Array, other: "Keys", other_rows: Int64Array) -> BoolArray:
-        """Pair by pair, whether a key of this equals one of the other; the codes of a pair are the same."""
+        """Pairwise, whether the keys are equal; the codes of each pair are."""
         if not self.columns:
             return np.ones(len(rows), np.bool_)
         ours, theirs = pa.array(rows), pa.array(other_rows)
@@ -63,17 +60,16 @@ class KeyReader:
         return self.of_rows(chunk.codes[0], chunk.rows)
 
     def of_rows(self, codes: Int64Array, rows: pa.RecordBatch) -> Keys:
-        """The keys of rows with these codes."""
         return Keys(codes, tuple(rows.column(place) for place in self._places))
 
     def of_values(self, values: pa.RecordBatch) -> Keys:
-        """The keys that values of the key columns make."""
+        """The keys formed by values of the key columns."""
         codes = compute_codes(values, self.columns).to_numpy(zero_copy_only=False)
         return Keys(codes.astype(np.int64), tuple(values.column(name) for name in self.columns if self.is_hashed))
 
 
 class KeyPoints:
-    """Keys whose codes are hashes: codes in order with the keys beside them; of each, whether it is done with."""
+    """Keys whose codes are hashes, in code order, each with a flag whether it is done."""
 
     __slots__ = ("codes", "columns", "is_done", "numbers")
 
@@ -91,17 +87,16 @@ class KeyPoints:
 
     @property
     def keys(self) -> Keys:
-        """The keys, in the order of their codes."""
+        """The keys, in code order."""
         return Keys(self.codes, self.columns)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
         held = sum(int(column.get_total_buffer_size()) for column in self.columns)
         return held + self.codes.nbytes + self.is_done.nbytes + self.numbers.nbytes
 
     def locate(self, keys: Keys) -> Int64Array:
-        """The place of each key; -1 for one that is not here."""
+        """The position of each key; -1 if absent."""
         found = np.full(len(keys.codes), -1)
         if not len(self.codes):
             return found
@@ -118,14 +113,14 @@ class KeyPoints:
         return found
 
     def done_among(self, keys: Keys) -> BoolArray:
-        """Which keys are here and done with."""
+        """Which keys are present and done."""
         places = self.locate(keys)
         found = places >= 0
         found[found] = self.is_done[places[found]]
         return found
 
     def added(self, keys: Keys, first_number: int) -> "KeyPoints":
-        """With further keys; those that are here already stay as they are."""
+        """This set with more keys; existing ones are unchanged."""
         _, once = np.unique(keys.ids(), return_index=True)
         once = np.sort(once)
         keys = keys.take(once)
@@ -144,19 +139,17 @@ class KeyPoints:
         return KeyPoints(codes[order], columns, is_done, numbers)
 
     def keep(self, mask: BoolArray) -> "KeyPoints":
-        """Only some of the keys."""
         kept = self.keys.take(np.flatnonzero(mask))
         return KeyPoints(kept.codes, kept.columns, self.is_done[mask], self.numbers[mask])
 
     def as_table(self, names: Sequence[str]) -> pa.Table:
-        """The keys as a table, to be stored."""
         columns = {"__code": self.codes, "__done": self.is_done, "__number": self.numbers}
         return pa.table({**columns, **dict(zip(names, self.columns, strict=True))})
 
     @classmethod
     def from_table(cls, table: pa.Table, names: Sequence[str]) -> "KeyPoints":
-        """What `as_table` gave."""
-        # Copies: the set is ours, whatever becomes of the table.
+        """The inverse of `as_table`."""
+        # Copies: the set must not depend on the table's memory.
         codes, numbers = (np.array(table[name].to_numpy(), np.int64) for name in ("__code", "__number"))
         columns = tuple(table[name].combine_chunks() for name in names)
         return cls(codes, columns, np.array(table["__done"].to_numpy(), np.bool_), numbers)

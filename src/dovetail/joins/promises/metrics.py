@@ -3,31 +3,31 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from dovetail.operators.mjoin.metrics import MJoinMetrics
+from dovetail.joins.multiway.metrics import MJoinMetrics
 
 __all__ = ["MetadataMetrics"]
 
 
 @dataclass(slots=True)
 class MetadataMetrics(MJoinMetrics):
-    """What one metadata-aware join has done; see `MJoinMetrics` for the rest.
+    """Counters of one metadata-aware join, in addition to `MJoinMetrics`.
 
     Attributes
     ----------
     punctuations_in
         Punctuations given; one that names several values counts once.
     punctuations_out
-        Punctuations passed on.
+        Punctuations propagated.
     punctuations_forgotten
-        Promises given up because there was no room for them.
+        Promises dropped for lack of memory.
     dropped_on_arrival
-        Tuples that were joined and never kept.
+        Tuples that were joined but never stored.
     closed_rows, saved_bytes
-        Tuples purged because their join value was closed; and the bytes that they and those dropped on arrival had.
+        Tuples purged because their join value was closed; and the size of these and of tuples dropped on arrival.
     purges, purges_by_index
-        Times that state was gone through to purge, and how many of these only looked up the values closed.
+        Passes over the state, and how many of them only looked up the closed values.
     unread_pieces
-        Pieces on disk that were purged without being read.
+        Pieces on disk that were purged without reading them.
     broken_promises
         Tuples that broke a promise, by kind: ``punctuation``, ``unique``, ``clustered``, ``ordered``.
     """
@@ -44,7 +44,7 @@ class MetadataMetrics(MJoinMetrics):
     broken_promises: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the counters as JSON-able data.
+        """The counters as JSON-able data.
 
         Examples
         --------

@@ -1,7 +1,7 @@
-"""What a punctuation says of one column: a range of values, or one of several; bound to the column's type.
+"""The pattern of a punctuation for one column: a range, or one of several values, bound to the column's type.
 
-Ranges have open or closed ends, or none. Values are compared as Spark does; NULL and NaN match nothing, which is safe:
-a punctuation that says less than it might is only less use.
+Ranges have open, closed or no bounds. Values compare as in Spark. NULL and NaN match nothing, which is safe: a
+punctuation that says less is only less useful.
 """
 
 import base64
@@ -12,28 +12,27 @@ from decimal import Decimal
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError, SchemaError
+from dovetail.core.arrays import BoolArray
+from dovetail.core.errors import PlanError, SchemaError
 
 __all__ = ["BoundRange", "BoundSet", "Closed", "Pattern", "Range", "bind_range", "bind_set", "decoded", "encoded"]
 
-BoolArray = npt.NDArray[np.bool_]
 Closed = Literal["both", "left", "right", "neither"]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values between two ends; None is no end.
+    """The values between two bounds; None means unbounded.
 
     Parameters
     ----------
     low, high
-        The ends, the lower one first.
+        The bounds, the lower one first.
     closed
-        Which of the ends are part of it: ``"both"``, ``"left"``, ``"right"`` or ``"neither"``.
+        Which bounds are included: ``"both"``, ``"left"``, ``"right"`` or ``"neither"``.
 
     Examples
     --------
@@ -41,7 +40,7 @@ class Range:
     [1, 5)
     >>> Range(5, 1)
     Traceback (most recent call last):
-    dovetail.errors.PlanError: The range from 5 to 1 has its ends the wrong way round. Give the lower end first.
+    dovetail.core.errors.PlanError: The range from 5 to 1 has its bounds in the wrong order. Pass the lower bound first.
     """
 
     low: Any = None
@@ -53,21 +52,21 @@ class Range:
             raise PlanError(f"closed={self.closed!r} is none of {', '.join(get_args(Closed))}.")
         for end in (self.low, self.high):
             if isinstance(end, float) and end != end:
-                raise PlanError("A range cannot end at NaN.", hint="Leave the end out.")
+                raise PlanError("A range cannot have NaN as a bound.", hint="Leave the bound out.")
         if self.low is None or self.high is None:
             return
         try:
             is_reversed = self.low > self.high
         except TypeError as error:
-            raise PlanError(f"The ends of a range are of one type, not {self.low!r} and {self.high!r}.") from error
+            raise PlanError(f"The bounds of a range must have one type, not {self.low!r} and {self.high!r}.") from error
         if is_reversed:
             raise PlanError(
-                f"The range from {self.low!r} to {self.high!r} has its ends the wrong way round.",
-                hint="Give the lower end first.",
+                f"The range from {self.low!r} to {self.high!r} has its bounds in the wrong order.",
+                hint="Pass the lower bound first.",
             )
         if self.low == self.high and self.closed != "both":
             raise PlanError(
-                f"The range {self} holds no value.", hint='Close both ends (closed="both"), or widen the range.'
+                f"The range {self} is empty.", hint='Include both bounds (closed="both"), or widen the range.'
             )
 
     def __str__(self) -> str:
@@ -116,7 +115,7 @@ class BoundRange:
         return True
 
     def union(self, other: "Pattern") -> "Pattern | None":
-        """One range of the values of both, where they overlap or touch; else None."""
+        """The range of the values of both if they overlap or touch, else None."""
         if isinstance(other, BoundSet):
             return self if self.covers(other) else None
         first, second = (self, other) if _starts_before(self, other) else (other, self)
@@ -130,16 +129,15 @@ class BoundRange:
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
+        """The approximate size in memory."""
         return 64 + len(str(self.low)) + len(str(self.high))
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-able data."""
         ends = encoded(pa.array([self.low, self.high], self.kind))
         return {"ends": ends, "low_is_in": self.low_is_in, "high_is_in": self.high_is_in}
 
     def as_value(self) -> Range:
-        """Give it as a user would write it."""
+        """The pattern as a user would write it."""
         closed: dict[tuple[bool, bool], Closed] = {
             (True, True): "both", (True, False): "left", (False, True): "right", (False, False): "neither",
         }  # fmt: skip
@@ -150,12 +148,11 @@ class BoundRange:
 
 @dataclass(frozen=True, slots=True)
 class BoundSet:
-    """One of several values of one Arrow type, without repetitions."""
+    """One of several values of one Arrow type, without duplicates."""
 
     values: pa.Array
 
     def matches(self, column: pa.Array) -> BoolArray:
-        """Which values are one of these."""
         if pa.types.is_floating(column.type):
             column = pc.add(column, pa.scalar(0.0, column.type))  # one zero
         if len(self.values) == 1:
@@ -163,26 +160,22 @@ class BoundSet:
         return _flags(pc.is_in(column, value_set=self.values))
 
     def covers(self, other: "Pattern") -> bool:
-        """Whether every value that the other matches is one of these."""
         return isinstance(other, BoundSet) and bool(self.matches(other.values).all())
 
     def union(self, other: "Pattern") -> "Pattern | None":
-        """The values of both; None where the other is a range that does not hold them all."""
+        """The values of both; None if the other is a range that does not contain them all."""
         if isinstance(other, BoundRange):
             return other.union(self)
         return BoundSet(pa.concat_arrays([self.values, other.values]).unique())
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
         return 64 + int(self.values.get_total_buffer_size())
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-able data."""
         return {"values": encoded(self.values)}
 
     def as_value(self) -> Any:
-        """Give it as a user would write it."""
         return self.values[0].as_py() if len(self.values) == 1 else self.values.to_pylist()
 
 
@@ -190,13 +183,13 @@ Pattern = BoundRange | BoundSet
 
 
 def bind_range(written: Range, kind: pa.DataType, where: str) -> BoundRange:
-    """A range as one of values of a column's type; refused if an end is of another."""
+    """Bind a range to a column's type; refused if a bound has another type."""
     low, high = (None if end is None else _values([end], kind, where)[0].as_py() for end in (written.low, written.high))
     return BoundRange(kind, low, high, written.closed in ("both", "left"), written.closed in ("both", "right"))
 
 
 def bind_set(written: Iterable[Any] | pa.Array, kind: pa.DataType, where: str) -> BoundSet:
-    """Values as values of a column's type; refused if one is of another, or NULL, or if there is none."""
+    """Bind values to a column's type; refused if there is none, or one is NULL or has another type."""
     values = _values(written, kind, where)
     if len(values) == 0:
         raise PlanError(f"The punctuation on {where} names no value.", hint="Name one, or leave the column out.")
@@ -208,7 +201,7 @@ def bind_set(written: Iterable[Any] | pa.Array, kind: pa.DataType, where: str) -
 
 
 def pattern_of(described: dict[str, Any]) -> Pattern:
-    """What `as_dict` of a pattern gave."""
+    """The inverse of `as_dict` of a pattern."""
     if "values" in described:
         return BoundSet(decoded(described["values"]))
     ends = decoded(described["ends"])
@@ -226,7 +219,7 @@ def encoded(values: pa.Array) -> str:
 
 
 def decoded(text: str) -> pa.Array:
-    """The array that `encoded` made text of.
+    """The inverse of `encoded`.
 
     Examples
     --------

@@ -1,33 +1,30 @@
-"""What arriving rows say about their own input: promises that they break, and join values that they close.
+"""What arriving rows say about their own input: the promises they break, and the join values they close.
 
-Unique, clustered and ordered inputs make promises with every row. A row breaks one if it comes a second time, comes
-again after another value, or comes behind its order; and any row that an earlier punctuation of its own input matches
-breaks that. What is left closes join values: in a clustered input all but the last, in an ordered one all that lie
-behind the furthest by more than the slack.
+Rows of unique, clustered and ordered inputs make promises. A row breaks one if its key is repeated, if its value
+returns after another value, or if it is behind the order. Any row that matches an earlier punctuation of its own input
+breaks that. The other rows close join values: in a clustered input all but the last value, in an ordered one all values
+further behind than the slack.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PromiseError
-from dovetail.operators.metadata.collection import PunctuationCollection
-from dovetail.operators.metadata.intervals import LEAST, MOST, IntervalSet
-from dovetail.operators.metadata.keys import Keys
-from dovetail.operators.metadata.patterns import BoundRange, decoded, encoded
-from dovetail.operators.metadata.punctuation import BoundPunctuation
-from dovetail.operators.metadata.spec import Metadata, Order
-from dovetail.operators.mjoin.spec import MJoinSpec, TimeWindow, TupleWindow
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.core.errors import PromiseError
+from dovetail.joins.multiway.spec import MJoinSpec, TimeWindow, TupleWindow
+from dovetail.joins.promises.collection import PunctuationCollection
+from dovetail.joins.promises.intervals import LEAST, MOST, IntervalSet
+from dovetail.joins.promises.keys import Keys
+from dovetail.joins.promises.patterns import BoundRange, decoded, encoded
+from dovetail.joins.promises.punctuation import BoundPunctuation
+from dovetail.joins.promises.spec import Metadata, Order
 
 __all__ = ["REASONS", "ArrivalPromises", "Verdict", "late_rows"]
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 REASONS = {
     "ordered": "it is further behind the order of its input than the slack",
@@ -35,7 +32,7 @@ REASONS = {
     "punctuation": "it matches an earlier punctuation of its input",
     "unique": "it is a second row of a join value that is unique in its input",
 }
-"""Why a row was not joined, by the kind of promise that it broke."""
+"""Why a row was not joined, by the kind of promise it broke."""
 
 
 class Verdict(NamedTuple):
@@ -47,27 +44,21 @@ class Verdict(NamedTuple):
 
 @dataclass
 class _Progress:
-    """How far an input has come."""
+    """The progress of one input."""
 
     furthest: int | None = None
     furthest_value: Any = None
     last: Keys | None = None
-    """The cluster that is open; where order is known by micro-batches only, all those of the last one."""
+    """The open cluster; if order is known only by micro-batch, all clusters of the last one."""
     seen: Keys | None = None
     """The keys of this micro-batch so far."""
 
 
 class ArrivalPromises:
-    """Judges the rows of all inputs of a join as they arrive.
+    """Checks the rows of all inputs of a join as they arrive.
 
-    Parameters
-    ----------
-    spec, metadata
-        The join and what is known of its inputs.
-    collection
-        Where join values are closed.
-    holds
-        Tells of an input's keys which it holds already.
+    `holds` returns which of some keys an input already holds. Rows of `trusted` inputs are not checked. `written` gives
+    the user's column names by the internal ones, for messages.
     """
 
     def __init__(
@@ -76,12 +67,16 @@ class ArrivalPromises:
         metadata: Metadata,
         collection: PunctuationCollection,
         holds: Callable[[int, Keys], BoolArray],
+        trusted: Collection[str] = (),
+        written: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self._spec = spec
         self._policy = metadata.on_broken_promise
         self._collection = collection
         self._holds = holds
         names = spec.names
+        self._trusted = [name in trusted for name in names]
+        self._written = written or {}
         self._unique = [name in metadata.keys for name in names]
         self._clustered = [name in metadata.clustered for name in names]
         self._orders: list[Order | None] = [
@@ -91,16 +86,19 @@ class ArrivalPromises:
         self._progress = [_Progress() for _ in names]
 
     def keeps_order(self, i: int) -> bool:
-        """Whether the order in which an input's rows are processed means something."""
+        """Whether the processing order of an input's rows is significant."""
         return self._clustered[i] or self._orders[i] is not None
 
     # ---------------------------------------------------------------- judging
 
     def judge(self, i: int, keys: Keys, valid: BoolArray, rows: pa.RecordBatch, is_late: BoolArray) -> Verdict:
-        """Find the rows that break a promise. Late ones break none; rows that are not valid, since they have no key,
-        break only punctuations on other columns."""
+        """Find the rows that break a promise. Late rows break none; invalid rows, which have no key, break only
+        punctuations on other columns.
+        """
         kinds: dict[str, BoolArray] = {}
         broken: BoolArray = np.zeros(len(valid), np.bool_)
+        if self._trusted[i]:
+            return Verdict(broken, kinds)
         checks: list[tuple[str, Callable[[], BoolArray]]] = []
         if self._orders[i] is not None:
             checks.append(("ordered", lambda: self._out_of_order(i, keys, valid)))
@@ -121,7 +119,7 @@ class ArrivalPromises:
         return Verdict(broken, kinds)
 
     def refuse(self, i: int, keys: Keys, rows: pa.RecordBatch, verdict: Verdict) -> None:
-        """Raise the error of the first row that breaks a promise."""
+        """Raise the error for the first row that breaks a promise."""
         kind, mask = next(iter(verdict.kinds.items()))
         row = int(np.flatnonzero(mask)[0])
         name, columns = self._spec.names[i], self._spec.attributes[0].columns[self._spec.names[i]]
@@ -130,6 +128,8 @@ class ArrivalPromises:
         promise = ""
         if kind == "punctuation":
             promise = f" ({self._collection.ranges[i].promise_of(keys.take(np.array([row])), one)})"
+        for inside, outside in self._written.get(name, {}).items():
+            key, promise = key.replace(inside, outside), promise.replace(inside, outside)
         raise PromiseError(
             f"Input {name!r} broke its promise with a row of {key}: {REASONS[kind]}{promise}. It and "
             f"{int(verdict.broken.sum()) - 1} others of the same slice were not accepted.",
@@ -149,14 +149,14 @@ class ArrivalPromises:
         return broken
 
     def _numbered(self, i: int, keys: Keys) -> tuple[Int64Array, int | None, int]:
-        """Numbers that ascend as the input promised, the furthest so far among them, and the slack."""
+        """Numbers that ascend in the promised order, the furthest so far, and the slack."""
         order, progress = self._orders[i], self._progress[i]
         assert order is not None
         flip = np.int64(-1 if order.direction == "descending" else 0)
         if not self._collection.readers[i].is_hashed:
             slack = order.slack_units(self._kind(i))
             before = None if progress.furthest is None else progress.furthest ^ int(flip)
-            # All bits turned: the order is reversed, and nothing overflows.
+            # Inverting all bits reverses the order without overflow.
             return keys.codes ^ flip, before, slack
         column = keys.columns[0]
         if progress.furthest_value is not None:
@@ -167,7 +167,7 @@ class ArrivalPromises:
         return ranks[1:], int(ranks[0]), 0
 
     def _out_of_cluster(self, i: int, keys: Keys, valid: BoolArray) -> BoolArray:
-        """Rows whose value was closed before, or begins a second run here."""
+        """Rows whose value was closed before, or starts a second run here."""
         broken: BoolArray = self._collection.ranges[i].contains(keys) & valid
         rows = np.flatnonzero(valid & ~broken)
         if not rows.size or self._is_batchwise:
@@ -201,7 +201,7 @@ class ArrivalPromises:
     # ---------------------------------------------------------------- learning
 
     def observe(self, i: int, keys: Keys) -> Keys | IntervalSet | None:
-        """Note rows that broke nothing, all with a key; gives the join values that they close, None: cannot be told."""
+        """Record rows that broke nothing; returns the join values they close, None if unknown."""
         closed: Keys | IntervalSet | None = Keys(np.zeros(0, np.int64))
         if not len(keys.codes):
             return closed
@@ -219,7 +219,7 @@ class ArrivalPromises:
         return closed
 
     def end_batch(self) -> list[Keys | IntervalSet | None]:
-        """Apply what a micro-batch's rows say about order and clusters; gives what each input closed."""
+        """Apply what a micro-batch says about order and clusters; returns what each input closed."""
         found: list[Keys | IntervalSet | None] = []
         for i, progress in enumerate(self._progress):
             seen, progress.seen = progress.seen, None
@@ -283,7 +283,7 @@ class ArrivalPromises:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys of open clusters."""
+        """The size of the keys of open clusters."""
         held = [keys for p in self._progress for keys in (p.last, p.seen) if keys is not None]
         return sum(
             keys.codes.nbytes + sum(int(column.get_total_buffer_size()) for column in keys.columns) for keys in held
@@ -292,7 +292,7 @@ class ArrivalPromises:
     # ---------------------------------------------------------------- restart
 
     def as_state(self) -> list[dict[str, Any]]:
-        """How far the inputs have come, as JSON-able data."""
+        """The progress of the inputs as JSON-able data."""
         described = []
         for i, progress in enumerate(self._progress):
             last = progress.last
@@ -308,7 +308,7 @@ class ArrivalPromises:
         return described
 
     def restore(self, described: list[dict[str, Any]]) -> None:
-        """Take over what `as_state` gave."""
+        """The inverse of `as_state`."""
         for progress, values in zip(self._progress, described, strict=True):
             value = values["furthest_value"]
             progress.furthest = values["furthest"]
@@ -323,7 +323,7 @@ class ArrivalPromises:
 def late_rows(
     window: TimeWindow | TupleWindow | None, name: str, rows: pa.RecordBatch, watermark: int | None
 ) -> BoolArray:
-    """Which rows of an input are late by the watermark; one without a time is not, and joins with nothing."""
+    """Which rows of an input are late by the watermark; a row without a time is not, and joins nothing."""
     found: BoolArray = np.zeros(rows.num_rows, np.bool_)
     if isinstance(window, TimeWindow) and watermark is not None and len(set(window.columns_of(name))) == 1:
         column = rows.column(rows.schema.get_field_index(window.columns_of(name)[0]))
@@ -343,7 +343,7 @@ def _unique(keys: Keys) -> Keys:
 
 
 def _ranks(column: pa.Array) -> Int64Array:
-    """Numbers that compare as the values do; NULLs last."""
+    """Numbers that compare like the values; NULLs last."""
     order = pc.sort_indices(column).to_numpy()
     values = column.take(pa.array(order))
     rises = pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)).fill_null(True)

@@ -1,8 +1,8 @@
 """Punctuations: promises about the rows that an input will still send.
 
-A `Punctuation` says: from now on, no row comes that matches this. It is a predicate per column, all of which a row has
-to meet; a column that it does not name may have any value. Punctuations are values: an operator binds one to an input's
-columns (`BoundPunctuation`), which checks names and types.
+A `Punctuation` says: from now on, no row matches this. It has one predicate per column, and a row must match all of
+them; columns it does not name may have any value. An operator binds a punctuation to an input's columns
+(`BoundPunctuation`), which checks names and types.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import PlanError
-from dovetail.operators.metadata.patterns import (
+from dovetail.core.arrays import BoolArray
+from dovetail.core.errors import PlanError
+from dovetail.joins.promises.patterns import (
     BoundSet,
     Closed,
     Pattern,
@@ -26,14 +26,13 @@ from dovetail.operators.metadata.patterns import (
 
 __all__ = ["BoundPunctuation", "Marked", "Punctuation", "patterns_of", "points_of"]
 
-BoolArray = npt.NDArray[np.bool_]
 _SETS = (list, tuple, set, frozenset, pa.Array, pa.ChunkedArray)
 _MOST_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Marked:
-    """Rows of a stream that end their join value; made by `Punctuation.where`."""
+    """Rows of a stream that end their join value; created by `Punctuation.where`."""
 
     where: Any
     is_data: bool = True
@@ -48,8 +47,8 @@ class Punctuation:
     Parameters
     ----------
     columns
-        What each column must be for a row to match: a value; a list, set or Arrow array, for one of several values; a
-        `Range`; or ``Punctuation.ANY``, the same as leaving the column out.
+        What each column must be for a row to match: a value; a list, set or Arrow array for one of several values; a
+        `Range`; or ``Punctuation.ANY``, which is the same as leaving the column out.
 
     Examples
     --------
@@ -59,7 +58,7 @@ class Punctuation:
     day in (, 5) and shop in {a, b}
     >>> Punctuation({"sno": None})
     Traceback (most recent call last):
-    dovetail.errors.PlanError: The punctuation on 'sno' is NULL, which matches nothing. Use Punctuation.ANY for a \
+    dovetail.core.errors.PlanError: The punctuation on 'sno' is NULL, which matches nothing. Use Punctuation.ANY for a \
 column that may be anything.
     """
 
@@ -94,7 +93,7 @@ column that may be anything.
 
     @classmethod
     def one_of(cls, column: str, values: Iterable[Any]) -> "Punctuation":
-        """No later row has one of these values: as many punctuations in one.
+        """No later row has one of these values: several punctuations in one.
 
         Examples
         --------
@@ -105,7 +104,7 @@ column that may be anything.
 
     @classmethod
     def between(cls, column: str, low: Any, high: Any, closed: Closed = "both") -> "Punctuation":
-        """No later row has a value in this range; None is no end.
+        """No later row has a value in this range; None means unbounded.
 
         Examples
         --------
@@ -116,14 +115,14 @@ column that may be anything.
 
     @staticmethod
     def where(condition: Any, *, data: bool = True) -> Marked:
-        """Rows that meet a condition end their join value, for the ``punctuations`` of `dovetail.multi_join`.
+        """Rows that meet a condition end their join value; for the ``punctuations`` of `dovetail.multi_join`.
 
         Parameters
         ----------
         condition
             SQL text or a Spark column.
         data
-            Whether such a row is one of the input's rows as well.
+            Whether such a row is also a row of the input.
 
         Examples
         --------
@@ -147,26 +146,13 @@ column that may be anything.
 
 @dataclass(frozen=True, slots=True)
 class BoundPunctuation:
-    """A punctuation whose columns exist and whose values are of their types; no column: any row at all.
-
-    Attributes
-    ----------
-    columns
-        A pattern per column named.
-    """
+    """A punctuation whose columns and value types have been checked; without columns it matches every row."""
 
     columns: Mapping[str, Pattern]
 
     @classmethod
     def of(cls, written: Punctuation, name: str, schema: pa.Schema) -> "BoundPunctuation":
-        """Check a punctuation against the columns of an input.
-
-        Examples
-        --------
-        >>> BoundPunctuation.of(Punctuation({"x": 1}), "b", pa.schema({"k": pa.int64()}))
-        Traceback (most recent call last):
-        dovetail.errors.PlanError: The punctuation x = 1 is on a column that input 'b' does not have. Its columns are k.
-        """
+        """Check a punctuation against the columns of an input."""
         if not isinstance(written, Punctuation):
             raise PlanError(f"{written!r} is not a punctuation.", hint='Write it as Punctuation({"k": 5}).')
         bound: dict[str, Pattern] = {}
@@ -196,7 +182,7 @@ class BoundPunctuation:
         return all(name in other.columns and p.covers(other.columns[name]) for name, p in self.columns.items())
 
     def union(self, other: "BoundPunctuation") -> "BoundPunctuation | None":
-        """One punctuation that says the same as both, where there is one: they may differ in one column only."""
+        """One punctuation that says the same as both, or None; they may differ in one column only."""
         if self.covers(other):
             return self
         if other.covers(self):
@@ -211,12 +197,11 @@ class BoundPunctuation:
         return None if joined is None else BoundPunctuation({**self.columns, name: joined})
 
     def renamed(self, names: Mapping[str, str]) -> "BoundPunctuation":
-        """The same with other names for its columns."""
         return BoundPunctuation({names[name]: pattern for name, pattern in self.columns.items()})
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
+        """The approximate size in memory."""
         return 128 + sum(64 + pattern.nbytes for pattern in self.columns.values())
 
     def unbound(self) -> Punctuation:
@@ -227,26 +212,16 @@ class BoundPunctuation:
         return str(self.unbound())
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON-able data.
-
-        Examples
-        --------
-        >>> schema = pa.schema({"k": pa.int64()})
-        >>> bound = BoundPunctuation.of(Punctuation({"k": 5}), "a", schema)
-        >>> print(BoundPunctuation.from_dict(bound.as_dict()))
-        k = 5
-        """
+        """The punctuation as JSON-able data."""
         return {name: pattern.as_dict() for name, pattern in self.columns.items()}
 
     @classmethod
     def from_dict(cls, described: Mapping[str, Any]) -> "BoundPunctuation":
-        """What `as_dict` gave."""
         return cls({name: pattern_of(pattern) for name, pattern in described.items()})
 
 
 def patterns_of(rows: pa.RecordBatch) -> list[BoundPunctuation]:
-    """Rows as punctuations on those of their columns that are not NULL, each once; a row of NULLs only is none, and
-    one with a NaN, which matches nothing, neither.
+    """Rows as punctuations on their non-NULL columns, each once. Rows that are all NULL, or contain a NaN, give none.
 
     Examples
     --------
@@ -258,7 +233,7 @@ def patterns_of(rows: pa.RecordBatch) -> list[BoundPunctuation]:
     """
     found: dict[tuple[Any, ...], BoundPunctuation] = {}
     for values in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        # One zero, as everywhere else.
+        # 0.0 and -0.0 are one value, as everywhere else.
         named = [
             (f, v + 0.0 if isinstance(v, float) else v)
             for f, v in zip(rows.schema, values, strict=True)
@@ -270,7 +245,7 @@ def patterns_of(rows: pa.RecordBatch) -> list[BoundPunctuation]:
 
 
 def points_of(bound: BoundPunctuation, columns: Iterable[str], most: int) -> pa.RecordBatch | None:
-    """The combinations of values that a punctuation of nothing but values names; None if it names others, or more."""
+    """The value combinations that a punctuation names; None if it names anything else, or more than `most`."""
     names = list(columns)
     patterns = [bound.columns.get(name) for name in names]
     if set(bound.columns) != set(names) or not all(isinstance(pattern, BoundSet) for pattern in patterns):

@@ -1,40 +1,29 @@
 """When state is purged: at once, or when enough values have been closed, memory is full, or the inputs are idle.
 
-The events are those of the paper (section 5.2): a punctuation was retrieved (immediate purging); as many unpurged
-punctuations as are purged together; memory is full and unpurged ones exist; all input queues are empty.
+These are the events of the paper (section 5.2): a punctuation was retrieved (immediate purging); a threshold of
+unpurged punctuations; memory is full and unpurged punctuations exist; all input queues are empty.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.core.arrays import Int64Array
+from dovetail.joins.multiway.disk_stages import DiskStages
+from dovetail.joins.multiway.state import JoinState
+from dovetail.joins.promises.purging import Purger
+from dovetail.joins.promises.spec import Metadata
 from dovetail.kernels.bucket_index import partitions_of
-from dovetail.operators.metadata.purging import Purger
-from dovetail.operators.metadata.spec import Metadata
-from dovetail.operators.mjoin.disk_stages import DiskStages
-from dovetail.operators.mjoin.state import JoinState
 
 __all__ = ["PurgePolicy", "PurgingStages"]
 
-Int64Array = npt.NDArray[np.int64]
 _FEWEST_PURGED = 100
 
 
 class PurgePolicy:
-    """Counts closed values that wait to be purged, says when their time has come, and has them purged.
-
-    Parameters
-    ----------
-    metadata
-        The thresholds.
-    state
-        The join's tuples.
-    purger
-        What takes them out.
-    """
+    """Counts closed values that wait to be purged, and purges them when due."""
 
     def __init__(self, metadata: Metadata, state: JoinState, purger: Purger) -> None:
         self._metadata = metadata
@@ -45,29 +34,26 @@ class PurgePolicy:
 
     @property
     def is_immediate(self) -> bool:
-        """Whether nothing waits."""
         return self._metadata.purging_used == "immediate"
 
     def note(self, count: int) -> None:
-        """So many values have been closed."""
+        """Count newly closed values."""
         self.unpurged += count
         self.unpurged_on_disk += count
 
     def is_due(self) -> bool:
-        """Whether enough values wait."""
         return self.is_immediate or self.unpurged >= self._purged_together()
 
     def is_due_for_room(self, needed_bytes: int) -> bool:
-        """Whether values wait, and memory would be full with so many bytes more."""
+        """Whether values wait, and `needed_bytes` more would fill the memory."""
         limit = self._metadata.purge_memory * self._state.limits.state
         return bool(self.unpurged) and self._state.held_bytes + needed_bytes > limit
 
     def is_due_when_idle(self) -> bool:
-        """Whether values wait that may be purged while there is nothing else to do."""
         return bool(self.unpurged) and self._metadata.purge_when_idle
 
     def is_due_on_disk(self) -> bool:
-        """Whether enough values were closed to read what is on disk for them."""
+        """Whether enough values were closed to read the tuples on disk for them."""
         return self.unpurged_on_disk >= self._purged_together()
 
     def _purged_together(self) -> int:
@@ -76,7 +62,7 @@ class PurgePolicy:
         return max(_FEWEST_PURGED, sum(map(len, (c for chunks in self._state.memory for c in chunks))) // 16)
 
     def purge(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
-        """Purge what closed values allow; with codes, only what has these and the partitions that they are in."""
+        """Purge what closed values allow; given codes, only tuples with one of them, and their partitions."""
         self.unpurged = 0
         if self._purger.knows_something:
             yield from self._purger.purge_memory(codes)
@@ -86,7 +72,7 @@ class PurgePolicy:
                     yield from self.purge_disk(codes)
 
     def purge_disk(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
-        """Purge what is on disk, reading it; with codes, only the partitions that they are in."""
+        """Read and purge the tuples on disk; given codes, only in their partitions."""
         self.unpurged_on_disk = 0 if codes is None else self.unpurged_on_disk
         partitions = self._state.spec.partitions
         numbers = np.arange(partitions) if codes is None else np.unique(partitions_of(codes, partitions))
@@ -94,21 +80,18 @@ class PurgePolicy:
             yield from self._purger.purge_domain(number)
 
     def as_state(self) -> dict[str, int]:
-        """What waits."""
         return {"unpurged": self.unpurged, "unpurged_on_disk": self.unpurged_on_disk}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what `as_state` gave."""
         self.unpurged, self.unpurged_on_disk = values["unpurged"], values["unpurged_on_disk"]
 
 
 class PurgingStages(DiskStages):
-    """Disk stages that purge a domain when it was just read and joined."""
+    """Disk stages that purge a domain after they have read and joined it."""
 
     purger: Purger
 
     def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
-        """As `DiskStages.join_completely`, and then purge the domain."""
         yield from super().join_completely(number)
         if self.purger.knows_something:
             yield from self.purger.purge_domain(number)

@@ -1,40 +1,38 @@
-"""Which tuples no later result can need, and taking them out: in memory, and on disk.
+"""Decides which tuples no later result can need, and removes them from memory and disk.
 
-For n inputs, a tuple of input i can go if one of these is so of its join value:
+A tuple of input i can be purged if one of these holds for its join value:
 
-1. it is closed in every other input (punctuated, or unique there and held, or the input has ended), and all results of
-   what has arrived are out;
-2. some other input is punctuated for it, or has ended, and holds no match for it, disk included: it is in no result,
-   whatever the others send.
+1. every other input has closed it (punctuated, or unique there and held, or the input has ended), and all results of
+what has arrived have been emitted;
 
-For a one-to-many join of two inputs these are the rules of the paper's 1-NP algorithm. All verdicts of a pass are made
-before the first tuple goes, because a unique tuple that is held is what closes its value.
+2. some other input is punctuated for it, or has ended, and holds no match, also not on disk: it is in no result,
+whatever the others send.
+
+For a one-to-many join of two inputs these are the rules of the paper's 1-NP algorithm. A pass decides on all tuples
+before it removes the first, because a held unique tuple is what closes its value.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.joins.multiway.chunk import Chunk, get_bits
+from dovetail.joins.multiway.results import ResultWriter
+from dovetail.joins.multiway.spill import Piece, tuples_of
+from dovetail.joins.multiway.state import JoinState
+from dovetail.joins.promises.collection import Held, PunctuationCollection, Unread
+from dovetail.joins.promises.keys import Keys
+from dovetail.joins.promises.metrics import MetadataMetrics
 from dovetail.kernels.bucket_index import expand_piece, find_in_buckets, partitions_of
-from dovetail.operators.metadata.collection import Held, PunctuationCollection, Unread
-from dovetail.operators.metadata.keys import Keys
-from dovetail.operators.metadata.metrics import MetadataMetrics
-from dovetail.operators.mjoin.chunk import Chunk, get_bits
-from dovetail.operators.mjoin.results import ResultWriter
-from dovetail.operators.mjoin.spill import Piece, tuples_of
-from dovetail.operators.mjoin.state import JoinState
 
 __all__ = ["Purger"]
 
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
-
 
 class _Found(NamedTuple):
-    """Rows of a chunk or piece that can go."""
+    """Rows of a chunk or piece that can be purged."""
 
     i: int
     item: Chunk | Piece
@@ -42,7 +40,7 @@ class _Found(NamedTuple):
 
 
 class Purger:
-    """Decides and purges; the operator says when."""
+    """Decides and purges; the operator decides when."""
 
     def __init__(
         self,
@@ -68,16 +66,10 @@ class Purger:
     # ---------------------------------------------------------------- verdicts
 
     def droppable(self, i: int, keys: Keys, is_arriving: bool = False, reads_disk: bool = False) -> BoolArray:
-        """Which tuples of input i with these keys can go.
+        """Which tuples of input i with these keys can be dropped.
 
-        Parameters
-        ----------
-        i, keys
-            The input, and its tuples' keys.
-        is_arriving
-            Whether they have met only what is in memory; otherwise, whatever arrived before the last complete join.
-        reads_disk
-            Whether codes on disk may be looked up, where an input has some.
+        With `is_arriving`, they have met only the tuples in memory; otherwise everything that arrived before the last
+        complete join. `reads_disk` allows looking up codes on disk.
         """
         partitions = partitions_of(keys.codes, self._spec.partitions)
         closed: BoolArray = np.ones(len(keys.codes), np.bool_)
@@ -99,7 +91,7 @@ class Purger:
         return verdict
 
     def on_disk(self, j: int) -> BoolArray:
-        """For each partition, whether an input has tuples of it on disk, or on their way there."""
+        """Whether an input has tuples of each partition on disk or on their way there."""
         flags: BoolArray = np.array([bool(domain.pieces[j]) for domain in self._state.domains], np.bool_)
         if self._state.is_coordinated:
             flags |= self._state.spilled
@@ -112,7 +104,7 @@ class Purger:
         return found
 
     def holds(self, j: int, keys: Keys, reads_disk: bool = False) -> BoolArray:
-        """Which keys an input holds, in memory and, if asked to look, on disk."""
+        """Which keys an input holds in memory and, with `reads_disk`, on disk."""
         found: BoolArray = np.zeros(len(keys.codes), np.bool_)
         for chunk in (*self._state.memory[j], *self._state.direct[j]):
             first, count, total = chunk.find(0, keys.codes)
@@ -127,7 +119,7 @@ class Purger:
         return found
 
     def _in_piece(self, j: int, keys: Keys, piece: Piece) -> BoolArray:
-        """Which keys a piece has: rows lie in the order of their hash, so a binary search reads little of it."""
+        """Which keys a piece has; rows are in hash order, so a binary search reads little of it."""
         if not len(keys.codes):
             return np.zeros(0, np.bool_)
         tuples = tuples_of(self._spec, j, self._state.store.mapped(piece))
@@ -139,8 +131,8 @@ class Purger:
         self,
         j: int,
         keys: Keys,
-        first: npt.NDArray[np.int32],
-        count: npt.NDArray[np.int32],
+        first: Int32Array,
+        count: Int32Array,
         total: int,
         rows: pa.RecordBatch,
     ) -> BoolArray:
@@ -156,7 +148,7 @@ class Purger:
         return found
 
     def has_match(self, i: int, codes: Int64Array) -> BoolArray:
-        """Which codes some other input than i has in memory."""
+        """Which codes some input other than i has in memory."""
         found: BoolArray = np.zeros(len(codes), np.bool_)
         for j, chunks in enumerate(self._state.memory):
             for chunk in chunks if j != i else ():
@@ -164,12 +156,12 @@ class Purger:
         return found
 
     def divided(self, i: int, chunk: Chunk) -> tuple[Chunk | None, Chunk]:
-        """A chunk of arrivals as what can be dropped once it has been joined, and what must be kept."""
+        """A chunk of arrivals, split into tuples to drop once joined and tuples to store."""
         if not len(chunk) or not self.knows_something:
             return None, chunk
         drop = self.droppable(i, self._collection.readers[i].of_chunk(chunk), is_arriving=True)
         if self._unique[i] and drop.any():
-            # While tuples are held that only this one closes, it stays until they are purged together.
+            # While it alone closes other held tuples, it stays until they are purged together.
             for j in range(len(self._spec.names)):
                 if j != i:
                     drop &= ~self._holds_code(j, chunk.codes[0])
@@ -179,11 +171,11 @@ class Purger:
             return chunk, self._state.part_of(chunk, ~drop)
         return self._state.part_of(chunk, drop), self._state.part_of(chunk, ~drop)
 
-    def held(self, horizon: int | None, i: int, codes: Int64Array | None) -> Iterator[Held | Unread]:
-        """What an input holds that may still be in a result; with codes, at least those tuples that have one."""
+    def held(self, horizons: Sequence[int | None], i: int, codes: Int64Array | None) -> Iterator[Held | Unread]:
+        """Tuples of an input that may still be in a result; given codes, at least those with one of them."""
         reader = self._collection.readers[i]
         for chunk in (*self._state.memory[i], *self._state.direct[i]):
-            expired = None if horizon is None else self._state.droppable(i, chunk, horizon)
+            expired = None if horizons[i] is None else self._state.droppable(chunk, horizons[i])
             if codes is not None and chunk.find(0, codes)[2] == 0:
                 continue
             if expired is None:
@@ -198,7 +190,7 @@ class Purger:
     # ---------------------------------------------------------------- memory
 
     def purge_memory(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
-        """Take out of memory what can go; with codes, only tuples that have one of these are looked at."""
+        """Purge tuples in memory; given codes, only those with one of them."""
         self._metrics.purges += 1
         self._metrics.purges_by_index += codes is not None
         found = []
@@ -227,7 +219,7 @@ class Purger:
         return mask
 
     def _take_out(self, found: Sequence[_Found]) -> Iterator[pa.RecordBatch]:
-        """Give out what leaves without a match, then drop the rows from chunks in memory."""
+        """Emit unmatched rows that are purged, then drop the rows from chunks in memory."""
         if not found:
             return
         self._remember_unique(found)
@@ -237,7 +229,7 @@ class Purger:
             count = int(mask.sum())
             self._metrics.closed_rows += count
             self._metrics.saved_bytes += chunk.nbytes * count // max(1, len(chunk))
-            # One copy at a time: the chunk that it is made from goes before the next is made.
+            # One copy at a time: each old chunk is freed before the next is copied.
             self._state.work.resize(min(chunk.nbytes, self._state.limits.work))
             self._replace(i, chunk, None if count == len(chunk) else self._state.part_of(chunk, ~mask))
             self._state.work.resize(0)
@@ -250,7 +242,7 @@ class Purger:
             ]
 
     def _remember_unique(self, found: Sequence[_Found]) -> None:
-        """Close the values of unique tuples that go while others have tuples on disk: they are what closed them."""
+        """Close the values of purged unique tuples, which closed them so far, if other inputs have tuples on disk."""
         for i, item, mask in found:
             if not self._unique[i] or isinstance(item, Piece):
                 continue
@@ -267,7 +259,7 @@ class Purger:
     # ---------------------------------------------------------------- disk
 
     def purge_unread(self) -> Iterator[pa.RecordBatch]:
-        """Drop pieces on disk of which every join value is closed, without reading them."""
+        """Drop pieces on disk whose join values are all closed, without reading them."""
         for number, domain in enumerate(self._state.domains):
             if domain.pending or not any(domain.pieces):
                 continue
@@ -313,9 +305,10 @@ class Purger:
         self._state.drop_piece(piece)
 
     def purge_domain(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Purge a domain whose results are all out, on disk and on its way there, reading the codes of its pieces.
+        """Purge a domain whose results have all been emitted, on disk and on its way there, reading the codes of its
+        pieces.
 
-        A piece is written again without what can go where that is at least half of it.
+        A piece is rewritten if at least half of it can be dropped.
         """
         state, domain = self._state, self._state.domains[number]
         if domain.pending or not domain.is_open:
@@ -363,7 +356,7 @@ class Purger:
         state.work.resize(0)
         kept_rows = 0 if part is None else len(part)
         if part is not None:
-            # Written before the piece goes, so that a full disk changes nothing.
+            # Written before the piece is dropped, so that a full disk changes nothing.
             state.file_pieces(i, state.write(i, [part], piece.departure))
         domain.pieces[i] = [held for held in domain.pieces[i] if held is not piece]
         self._metrics.closed_rows += piece.rows - kept_rows

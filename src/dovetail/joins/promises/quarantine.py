@@ -1,20 +1,20 @@
-"""Rows that broke a promise and were put aside, until somebody fetches them."""
+"""Rows that broke a promise, until they are fetched."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from dovetail.errors import BudgetError
-from dovetail.memory import Reservation
+from dovetail.core.errors import BudgetError
+from dovetail.core.memory import Reservation
 
 __all__ = ["REASON_COLUMN", "Quarantine"]
 
 REASON_COLUMN = "__reason"
-"""The column that says of a quarantined row why it was not joined."""
+"""The column with the reason why a quarantined row was not joined."""
 
 
 class Quarantine:
-    """Rows of all inputs with the reason why they are here, within a part of the budget."""
+    """Rows of all inputs with the reason for their quarantine, within a part of the budget."""
 
     def __init__(self, reservation: Reservation, limit_bytes: int) -> None:
         self._reservation = reservation
@@ -22,7 +22,7 @@ class Quarantine:
         self._held: list[tuple[str, pa.RecordBatch]] = []
 
     def require_room(self, size: int) -> None:
-        """Refuse, while rows wait, what might not fit besides them."""
+        """Raise if more rows might not fit beside the waiting ones."""
         if self._held and self._reservation.held_bytes + 2 * size > self._limit_bytes:
             raise BudgetError(
                 f"{self._reservation.held_bytes} bytes of quarantined tuples wait to be fetched.",
@@ -32,7 +32,7 @@ class Quarantine:
     def put(
         self, name: str, rows: pa.RecordBatch, reason: str, give: Callable[[str, pa.RecordBatch], None] | None
     ) -> None:
-        """Put rows of an input aside, or give them to somebody who waits for them."""
+        """Quarantine rows of an input, or pass them to `give` if set."""
         batch = rows.append_column(REASON_COLUMN, pa.repeat(pa.scalar(reason), rows.num_rows))
         if give is not None:
             give(name, batch)
@@ -41,18 +41,16 @@ class Quarantine:
         self._held.append((name, batch))
 
     def take(self) -> list[tuple[str, pa.RecordBatch]]:
-        """All of them, by input; they are not held any more."""
+        """Remove and return all rows, by input."""
         held, self._held = self._held, []
         self._reservation.resize(0)
         return held
 
     def as_state(self) -> tuple[list[str], dict[str, pa.Table]]:
-        """The inputs that the rows are of, and the rows."""
         tables = {f"quarantined-{n}": pa.Table.from_batches([batch]) for n, (_, batch) in enumerate(self._held)}
         return [name for name, _ in self._held], tables
 
     def restore(self, names: Sequence[str], tables: Mapping[str, pa.Table]) -> None:
-        """Take over what `as_state` gave."""
         self._held = [
             (name, tables[f"quarantined-{n}"].combine_chunks().to_batches()[0]) for n, name in enumerate(names)
         ]

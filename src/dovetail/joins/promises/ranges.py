@@ -1,38 +1,36 @@
-"""The punctuated range of an input: which join values it has promised not to send again, kept compact.
+"""The punctuated range of an input: the join values it has promised not to send again, stored compactly.
 
-Where the join column is an integer, a date or a timestamp, values are merged into intervals. Other keys are kept one by
-one with their hash, and ranges of them as predicates that are merged where two say the same as one. Punctuations on
-other columns than the join's cannot close a join value; they are kept to check the input's promise and to be passed on.
+If the join column is an integer, a date or a timestamp, values are merged into intervals. Other keys are stored one by
+one with their hash, and ranges of them as predicates, which are merged if possible. Punctuations on other columns
+cannot close a join value; they are kept to check the input's promise and to be propagated.
 
-Memory is bounded: past its limit a range forgets. That is safe, since a range that holds less only saves less; what has
-been passed on is forgotten first, then the narrowest intervals, the oldest keys and the oldest predicates.
+Memory is bounded: beyond its limit a range forgets, which is safe because a smaller range only saves less. Propagated
+entries are forgotten first, then the narrowest intervals, the oldest keys and the oldest predicates.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.operators.metadata.intervals import IntervalSet
-from dovetail.operators.metadata.keys import KeyPoints, KeyReader, Keys
-from dovetail.operators.metadata.patterns import BoundRange, BoundSet
-from dovetail.operators.metadata.punctuation import BoundPunctuation, points_of
+from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.joins.promises.intervals import IntervalSet
+from dovetail.joins.promises.keys import KeyPoints, KeyReader, Keys
+from dovetail.joins.promises.patterns import BoundRange, BoundSet
+from dovetail.joins.promises.punctuation import BoundPunctuation, points_of
 from dovetail.relation.keys import compute_codes
 
 __all__ = ["MOST_PREDICATES", "Predicate", "PunctuatedRange", "key_punctuations", "values_of"]
 
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 _MOST_POINTS = 100_000
 MOST_PREDICATES = 64
-"""Predicates that are kept per input; each is one pass over the keys that are asked for."""
+"""Predicates kept per input; each costs one pass over the keys of a check."""
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """A punctuation that is kept as it is."""
+    """A punctuation kept as a predicate."""
 
     bound: BoundPunctuation
     is_on_key: bool
@@ -40,7 +38,7 @@ class Predicate:
 
 
 class PunctuatedRange:
-    """What one input has promised; see the module."""
+    """The promises of one input; see the module docstring."""
 
     def __init__(self, reader: KeyReader) -> None:
         self.reader = reader
@@ -50,12 +48,12 @@ class PunctuatedRange:
         self.predicates: list[Predicate] = []
         self.added = 0
         self.comes: Callable[[Int64Array], BoolArray] | None = None
-        """Which codes can come at all; None: any."""
+        """Which codes can occur; None: any."""
 
     # ---------------------------------------------------------------- adding
 
     def add(self, bound: BoundPunctuation) -> IntervalSet | Keys | None:
-        """Take a punctuation in; gives the join values that it closes, None where they cannot be told one by one."""
+        """Add a punctuation; returns the join values that it closes, None if they cannot be listed."""
         is_on_key = set(bound.columns) <= set(self.reader.columns)
         if not is_on_key:
             self._add_predicate(bound, is_on_key=False)
@@ -102,14 +100,14 @@ class PunctuatedRange:
         return np.asarray(codes.to_numpy(zero_copy_only=False), np.int64)
 
     def _add_predicate(self, bound: BoundPunctuation, is_on_key: bool) -> None:
-        """Keep a predicate, merged with those that it makes one with."""
+        """Add a predicate, merged with others where possible."""
         self.added += 1
         merged = bound
         kept = []
         for held in self.predicates:
             if held.is_on_key == is_on_key and held.bound.covers(merged):
                 return
-            # What has been passed on is replaced only by what says all of it again, since it must not come twice.
+            # A propagated predicate is replaced only by one that covers it: it must not be propagated twice.
             joined = merged.union(held.bound) if held.is_on_key == is_on_key else None
             if joined is not None and (not held.is_done or merged.covers(held.bound)):
                 merged = joined
@@ -123,7 +121,6 @@ class PunctuatedRange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no join value is closed."""
         return not (len(self.intervals) or len(self.points) or any(p.is_on_key for p in self.predicates))
 
     def contains(self, keys: Keys) -> BoolArray:
@@ -133,13 +130,13 @@ class PunctuatedRange:
         return (self.points.locate(keys) >= 0) | self._predicates_match(keys)
 
     def covers(self, low: int, high: int) -> bool:
-        """Whether all codes from low to high are closed, whatever rows have them."""
+        """Whether all codes from low to high are closed."""
         if not self.reader.is_hashed:
             return self.intervals.covers(low, high)
         return any(p.is_on_key and not p.bound.columns for p in self.predicates)
 
     def broken_by(self, keys: Keys, valid: BoolArray, rows: pa.RecordBatch) -> BoolArray:
-        """Which rows of the input itself break what it has promised; one without a key, only by its other columns."""
+        """Which rows of the input itself break its promises; rows without a key only by their other columns."""
         broken = self.contains(keys) & valid
         for predicate in self.predicates:
             if not predicate.is_on_key:
@@ -147,7 +144,7 @@ class PunctuatedRange:
         return broken
 
     def promise_of(self, keys: Keys, rows: pa.RecordBatch) -> str:
-        """What the one row given was promised not to be."""
+        """The promise that this one row breaks, as text."""
         column = self.reader.columns[0]
         if not self.reader.is_hashed:
             place = int(self.intervals.find(keys.codes)[0])
@@ -174,27 +171,21 @@ class PunctuatedRange:
 
     @property
     def entries(self) -> int:
-        """Intervals, keys and predicates held."""
+        """The number of intervals, keys and predicates held."""
         return len(self.intervals) + len(self.points) + len(self.predicates)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
         return self.intervals.nbytes + self.points.nbytes + sum(p.bound.nbytes for p in self.predicates)
 
     def forget(self, limit_bytes: int, done: IntervalSet) -> int:
-        """Give up entries until three quarters of so many bytes are left; gives how many were given up.
+        """Above `limit_bytes`, drop entries until three quarters of it are left; returns how many were dropped.
 
-        Parameters
-        ----------
-        limit_bytes
-            The most that may be held; nothing happens below it.
-        done
-            Join values that have been passed on.
+        `done` are the join values that have been propagated.
         """
         forgotten = max(0, len(self.predicates) - MOST_PREDICATES)
         if forgotten:
-            # The oldest that were passed on come first in this order.
+            # The oldest propagated entries come first in this order.
             order = sorted(range(len(self.predicates)), key=lambda n: (not self.predicates[n].is_done, n))
             dropped = set(order[:forgotten])
             self.predicates = [p for n, p in enumerate(self.predicates) if n not in dropped]
@@ -219,13 +210,13 @@ class PunctuatedRange:
         return forgotten
 
     def mark_done(self, place: int) -> None:
-        """Say of a predicate that it has been passed on."""
+        """Mark a predicate as propagated."""
         self.predicates[place] = replace(self.predicates[place], is_done=True)
 
     # ---------------------------------------------------------------- restart
 
     def as_state(self) -> tuple[dict[str, object], pa.Table]:
-        """What is held, as JSON-able data and a table."""
+        """The state as JSON-able data and a table."""
         described = [{"is_on_key": p.is_on_key, "is_done": p.is_done, "on": p.bound.as_dict()} for p in self.predicates]
         if self.reader.is_hashed:
             table = self.points.as_table(self.reader.columns)
@@ -234,7 +225,7 @@ class PunctuatedRange:
         return {"predicates": described, "added": self.added}, table
 
     def restore(self, values: dict[str, object], table: pa.Table | None) -> None:
-        """Take over what `as_state` gave; no table stands for an empty one."""
+        """The inverse of `as_state`; no table stands for an empty one."""
         described = values["predicates"]
         assert isinstance(described, list)
         self.predicates = [
@@ -253,7 +244,7 @@ class PunctuatedRange:
 
 
 def key_punctuations(intervals: IntervalSet, column: str, kind: pa.DataType) -> list[BoundPunctuation]:
-    """Intervals of codes as punctuations on a column: one for all single values, and one for each range."""
+    """Intervals of codes as punctuations on a column: one for all single values, and one per range."""
     single = intervals.lows == intervals.highs
     found = []
     if single.any():
@@ -268,8 +259,8 @@ def key_punctuations(intervals: IntervalSet, column: str, kind: pa.DataType) -> 
     return found
 
 
-def values_of(bound: BoundPunctuation, columns: Sequence[str], schema: pa.Schema, most: int) -> pa.RecordBatch | None:
-    """The values of the join columns that a punctuation closes, as rows; None where it names others or too many."""
+def values_of(bound: BoundPunctuation, columns: Sequence[str], most: int) -> pa.RecordBatch | None:
+    """The join column values that a punctuation closes, as rows; None if it names anything else or too many."""
     if set(bound.columns) != set(columns):
         return None
     pattern = bound.columns[columns[0]]

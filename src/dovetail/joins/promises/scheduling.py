@@ -1,18 +1,18 @@
-"""Which input to read next, and which of its tuples to process first.
+"""Decides which input to read next, and which of its tuples to process first.
 
-Inputs wait in queues that hold tuples and punctuations. *Stream scheduling* decides which queue to take from. Random
-scheduling takes from any. Priority-driven scheduling takes from the input of the highest priority, the "one" of a
-one-to-many join, until its queue is empty or its quota is used up, then from the next; when all have had their turn,
-the quotas begin anew. So the tuples that others will look for are there first.
+Inputs wait in queues of tuples and punctuations. *Stream scheduling* chooses the queue. Random scheduling takes any.
+Priority-driven scheduling takes the input of the highest priority, the "one" of a one-to-many join, until its queue is
+empty or its quota is used up, then the next; after a full round the quotas start anew. So the tuples that others will
+look for are there first.
 
-*Tuple scheduling* decides on the order within an input. Sequential scheduling is the order of arrival. Value-oriented
-scheduling is active while another input has a punctuation that is not passed on yet: tuples that match it are processed
-first, because it waits for their results, and the others go to a *waiting pool*. It ends when no such punctuation is
-left, or when stream scheduling turns to another input; then the pool is processed. Inputs whose order of arrival is
-itself a promise (clustered, ordered) are processed in sequence. From a clustered input the retrieval goes on to the end
-of a cluster that is being joined, whatever its quota: the 1-NC algorithm.
+*Tuple scheduling* chooses the order within an input. Sequential scheduling is the order of arrival. Value-oriented
+scheduling is active while another input has a punctuation that is not propagated yet: tuples that match it are
+processed first, because it waits for their results, and the others go to a *waiting pool*. It ends when no such
+punctuation is left, or when stream scheduling switches to another input; then the pool is processed. Inputs whose order
+of arrival is itself a promise (clustered, ordered) are processed in sequence. A cluster that is being joined is read to
+its end, whatever the quota: the 1-NC algorithm.
 
-Memory: queues and pools have an eighth of the budget, taken from the share of the state. A restart keeps them.
+Memory: queues and pools use an eighth of the budget, taken from the share of the state. A restart keeps them.
 
 Ding, Rundensteiner, Heineman 2003, sections 4.1, 4.2, 5.3 and 5.4. Tuples are taken in slices, not one by one.
 """
@@ -25,12 +25,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import BudgetError, PlanError
-from dovetail.operators.metadata.join import MetadataJoin
-from dovetail.operators.metadata.keys import Keys
-from dovetail.operators.metadata.punctuation import BoundPunctuation, Punctuation
-from dovetail.operators.mjoin.spec import TupleWindow
-from dovetail.operators.protocol import Snapshot
+from dovetail.core.errors import BudgetError, PlanError
+from dovetail.joins.multiway.spec import TupleWindow
+from dovetail.joins.promises.join import MetadataJoin
+from dovetail.joins.promises.keys import Keys
+from dovetail.joins.promises.punctuation import BoundPunctuation, Punctuation
+from dovetail.joins.protocol import Snapshot
 
 __all__ = ["Schedule", "ScheduledJoin"]
 
@@ -47,11 +47,11 @@ class Schedule:
     streams
         ``"priority"``, or ``"random"`` by the join's seed.
     tuples
-        ``"value"``, for value-oriented where there are punctuations, or ``"sequential"``.
+        ``"value"``: value-oriented while there are punctuations; or ``"sequential"``.
     priority
-        The inputs, the first to be read first. None: those that are unique by the join value, then the others.
+        The inputs, the first to be read first. None: unique inputs, then the others.
     quota
-        The most tuples taken from an input in its turn: a number for all, or by name.
+        The maximum number of tuples taken from an input per turn: one number, or by name.
     slice_rows
         How many tuples are taken at once.
 
@@ -74,16 +74,16 @@ class Schedule:
         quotas = [self.quota] if isinstance(self.quota, int) else list(self.quota.values())
         for number in [*quotas, self.slice_rows]:
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise PlanError(f"{number!r}: quotas and slices are numbers of tuples from 1 upwards.")
+                raise PlanError(f"{number!r}: quotas and slices are at least 1 tuple.")
 
     def quota_of(self, name: str) -> int:
-        """The most tuples taken from an input in its turn."""
+        """The maximum number of tuples taken from an input per turn."""
         return self.quota if isinstance(self.quota, int) else self.quota[name]
 
 
 @dataclass
 class _Queue:
-    """What waits of one input: batches and punctuations as they came, and the waiting pool."""
+    """The queue of one input, batches and punctuations in order of arrival, and its waiting pool."""
 
     items: deque[pa.RecordBatch | BoundPunctuation] = field(default_factory=deque)
     pool: list[pa.RecordBatch] = field(default_factory=list)
@@ -91,52 +91,47 @@ class _Queue:
     nbytes: int = 0
 
     def put(self, item: pa.RecordBatch | BoundPunctuation) -> None:
-        """Add something at the end."""
         self.items.append(item)
         self.nbytes += _bytes_of(item)
 
     def take(self) -> Any:
-        """The first item, out of the queue."""
         item = self.items.popleft()
         self.nbytes -= _bytes_of(item)
         return item
 
     def put_back(self, rest: pa.RecordBatch) -> None:
-        """What was not needed of the item taken last; it keeps all of its memory alive."""
+        """Return the rest of the last item; it keeps the whole item's memory alive."""
         self.items.appendleft(rest)
         self.nbytes += _bytes_of(rest)
 
     def pool_rows(self, rows: pa.RecordBatch) -> None:
-        """Let tuples wait."""
         self.pool.append(rows)
         self.nbytes += _bytes_of(rows)
 
     def take_pool(self) -> list[pa.RecordBatch]:
-        """All tuples that waited."""
         pool, self.pool = self.pool, []
         self.nbytes -= sum(map(_bytes_of, pool))
         return pool
 
     @property
     def rows(self) -> int:
-        """Tuples that wait."""
         return sum(item.num_rows for item in (*self.items, *self.pool) if _is_batch(item))
 
 
 class ScheduledJoin:
-    """A metadata-aware join that reads its inputs from queues, in an order that suits what they promise.
+    """Reads the inputs of a metadata-aware join from queues, in an order that suits their promises.
 
     Parameters
     ----------
     join
-        The join; it is driven through this only.
+        The join; it must be driven only through this object.
     schedule
         How its inputs are read.
 
     Examples
     --------
-    >>> from dovetail.operators.metadata import Metadata
-    >>> from dovetail.operators.mjoin import mjoin_spec
+    >>> from dovetail.joins.promises import Metadata
+    >>> from dovetail.joins.multiway import mjoin_spec
     >>> schemas = {n: pa.schema({"k": pa.int64(), n: pa.int64()}) for n in ("one", "many")}
     >>> join = MetadataJoin(mjoin_spec(schemas, on="k", budget="1MB"), Metadata(keys=["one"]))
     >>> scheduled = ScheduledJoin(join)
@@ -155,8 +150,8 @@ class ScheduledJoin:
         self.schedule = Schedule() if schedule is None else schedule
         if isinstance(self.spec.window, TupleWindow):
             raise PlanError(
-                "A window by number of tuples goes by their order of arrival, which scheduling changes.",
-                hint="Offer the tuples to the join itself, or use a window of event time.",
+                "A tuple window depends on the order of arrival, which scheduling changes.",
+                hint="Offer the tuples to the join itself, or use an event-time window.",
             )
         names = self.spec.names
         by_default = sorted(names, key=lambda name: name not in join.metadata.keys)
@@ -168,7 +163,7 @@ class ScheduledJoin:
         self._priority = [names.index(name) for name in priority]
         self._queues = [_Queue() for _ in names]
         share = self.spec.budget.total_bytes // 8
-        # Half is for what waits, half for the parts of it that were put into a pool.
+        # Half is for the queues, half for the pools.
         self._most_waiting_bytes = share // 2
         join.state.limits = replace(join.state.limits, state=join.state.limits.state - share)
         self._bytes = join.reserve("queues")
@@ -180,12 +175,9 @@ class ScheduledJoin:
     # ---------------------------------------------------------------- queues
 
     def enqueue(self, name: str, item: pa.RecordBatch | Punctuation) -> None:
-        """Put tuples, with or without codes, or a punctuation, at the end of an input's queue.
+        """Append tuples, with or without codes, or a punctuation to an input's queue.
 
-        Raises
-        ------
-        BudgetError
-            If the queues have no room for it; `run` makes some.
+        Raises a `BudgetError` if the queues are full; `run` frees space.
         """
         queue = self._queues[self._number(name)]
         if isinstance(item, Punctuation):
@@ -210,16 +202,16 @@ class ScheduledJoin:
         return sum(queue.nbytes for queue in self._queues)
 
     def waiting_rows(self) -> dict[str, int]:
-        """Tuples per input that have not been processed, those in a waiting pool included."""
+        """Unprocessed tuples per input, including its waiting pool."""
         return {name: queue.rows for name, queue in zip(self.spec.names, self._queues, strict=True)}
 
     # ---------------------------------------------------------------- running
 
     def run(self, max_tuples: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Process what is queued, or about so many tuples of it; when the queues are empty the join is idle."""
+        """Process all queued tuples, or about `max_tuples` of them; the join is idle when the queues are empty."""
         left = max_tuples
         while (i := self._next_stream()) is not None and (left is None or left > 0):
-            # 1. Stream scheduling: turning to another input ends the tuple scheduling of the one before.
+            # 1. Stream scheduling: switching inputs ends the tuple scheduling of the previous one.
             if self._current is not None and self._current != i:
                 yield from self._clean_pool(self._current)
             self._current = i
@@ -254,7 +246,7 @@ class ScheduledJoin:
         return within[0]
 
     def _retrieve(self, i: int) -> pa.RecordBatch:
-        """The next tuples of an input: a slice, within its quota, or up to the end of the cluster."""
+        """The next tuples of an input: a slice within its quota, or up to the end of the cluster."""
         queue = self._queues[i]
         head = queue.take()
         count = min(head.num_rows, self.schedule.slice_rows)
@@ -299,14 +291,14 @@ class ScheduledJoin:
         )
 
     def _clean_pool(self, i: int) -> Iterator[pa.RecordBatch]:
-        """Switch an input back to sequential scheduling: process what waits in its pool."""
+        """Return an input to sequential scheduling: process its waiting pool."""
         pool = self._queues[i].take_pool()
         if pool:
             self.switches += 1
             yield from self.join.offer(self.spec.names[i], pa.concat_batches(pool))
 
     def _punctuate(self, i: int) -> Iterator[pa.RecordBatch]:
-        """Apply the punctuations at the head of a queue; they came after the tuples that wait in the pool."""
+        """Apply the punctuations at the head of a queue, after the tuples that wait in the pool."""
         yield from self._clean_pool(i)
         found = []
         while self._queues[i].items and not _is_batch(self._queues[i].items[0]):
@@ -317,17 +309,17 @@ class ScheduledJoin:
     # ---------------------------------------------------------------- time and end
 
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
-        """As `MJoin.advance`, after everything that is queued: it is not late."""
+        """Like `MJoin.advance`, after everything queued, which is not late."""
         yield from self.run()
         yield from self.join.advance(watermark)
 
     def finish(self, name: str) -> Iterator[pa.RecordBatch]:
-        """As `MJoin.finish`, after everything that is queued."""
+        """Like `MJoin.finish`, after everything queued."""
         yield from self.run()
         self.join.finish(name)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """As `MJoin.drain`, after everything that is queued."""
+        """Like `MJoin.drain`, after everything queued."""
         yield from self.run()
         yield from self.join.drain()
 

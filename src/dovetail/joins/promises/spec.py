@@ -1,4 +1,4 @@
-"""What is known of the inputs before they start, and what to do with it."""
+"""What is known about the inputs in advance, and how to use it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from dovetail.errors import PlanError, SchemaError
-from dovetail.operators.mjoin.spec import MJoinSpec
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.joins.multiway.spec import MJoinSpec
 
 __all__ = ["BrokenPromisePolicy", "Goal", "Metadata", "Order", "Purging"]
 
@@ -20,15 +20,15 @@ Direction = Literal["ascending", "descending"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Rows arrive in the order of their join column, but for a slack.
+    """Rows arrive in the order of their join column, up to a slack.
 
     Parameters
     ----------
     direction
         ``"ascending"`` or ``"descending"``.
     slack
-        How far behind the furthest value so far a row may be, in the units of the column; a `timedelta` for timestamps
-        (microseconds) and dates (days). 0: not behind at all, though as often the same value as it likes.
+        How far a row may be behind the furthest value so far, in units of the column; a `timedelta` for timestamps
+        (microseconds) and dates (days). 0 allows repeated values, but none behind.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Order:
             raise PlanError(f"An order is ascending or descending, not {self.direction!r}.")
         units = self.slack // timedelta(microseconds=1) if isinstance(self.slack, timedelta) else self.slack
         if isinstance(units, bool) or not isinstance(units, int) or units < 0:
-            raise PlanError(f"slack={self.slack!r}: a slack is a whole number, not below zero.")
+            raise PlanError(f"slack={self.slack!r}: a slack is an integer of at least 0.")
 
     @classmethod
     def of(cls, written: "Order | str") -> "Order":
@@ -60,39 +60,39 @@ class Order:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a join may rely on and how it is to use it; punctuations come with the data.
+    """What a join may rely on and how it uses it; punctuations come with the data.
 
     Parameters
     ----------
     keys
-        Inputs in which no join value comes twice: the "one" of a one-to-many join.
+        Inputs in which no join value occurs twice: the "one" of a one-to-many join. With a window, a second row is
+        reported until the watermark has passed the window of the first; see `MetadataJoin`.
     clustered
-        Inputs whose rows of a join value come one after the other: when another value comes, that one is over.
+        Inputs whose rows with one join value are contiguous: another value ends it.
     ordered
-        Inputs that are ordered by the join column: ``"ascending"``, ``"descending"`` or an `Order`, by name.
+        Inputs ordered by the join column, by name: ``"ascending"``, ``"descending"`` or an `Order`.
     goal
-        ``"rate"``: give results as fast as possible; ``"memory"``: hold as little as possible. It decides `purging`
-        where that is not given.
+        ``"rate"``: emit results as fast as possible; ``"memory"``: hold as little as possible. The default of `purging`
+        depends on it.
     purging
-        ``"immediate"``: what a punctuation closes goes when it arrives. ``"batched"``: when enough has come together.
+        ``"immediate"``: purge what a punctuation closes when it arrives. ``"batched"``: when enough has accumulated.
     purge_count
-        Batched: so many closed values (punctuations, ends of clusters, matched keys) are purged together. None: a
-        sixteenth of the rows held, and at least 100.
+        Batched: purge after this many closed values (punctuations, ends of clusters, matched keys). None: a sixteenth
+        of the rows held, at least 100.
     purge_memory
-        Batched: purge when so much of the memory for state is taken.
+        Batched: purge when this share of the memory for state is used.
     purge_when_idle
-        Batched: purge when no input has anything to do.
+        Batched: purge when no input has work.
     propagate
-        Whether punctuations are passed on, to be fetched by `MetadataJoin.take_punctuations`.
+        Whether punctuations are propagated, to be fetched with `MetadataJoin.take_punctuations`.
     on_broken_promise
-        What becomes of a row that its own input had promised not to send: ``"error"`` refuses it, ``"quarantine"`` puts
-        it aside with the reason, ``"count"`` drops and counts it. It is never joined.
+        What to do with a row that its own input had promised not to send: ``"error"`` refuses it, ``"quarantine"``
+        keeps it apart with the reason, ``"count"`` drops and counts it. It is never joined.
     memory_share
-        The part of the budget for what was promised; past it, the join forgets promises, which is safe.
+        The share of the budget for promises; beyond it the join forgets promises, which is safe.
     is_batchwise
-        Whether rows are offered in micro-batches within which their order is lost, each ended by
-        `MetadataJoin.end_batch`. Order and clusters are then judged by micro-batches: a cluster has ended when a
-        micro-batch has rows and none of it.
+        Whether rows are offered in micro-batches without order, each ended by `MetadataJoin.end_batch`. Order and
+        clusters are then checked by micro-batch: a cluster has ended when a micro-batch has rows, but none of it.
 
     Examples
     --------
@@ -123,9 +123,9 @@ class Metadata:
                 raise PlanError(f"{name}={value!r} is none of {', '.join(get_args(allowed))}.")
         count = self.purge_count
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise PlanError(f"purge_count={count!r}: values are purged together from 1 upwards.")
+            raise PlanError(f"purge_count={count!r}: must be at least 1.")
         if not 0 < self.purge_memory <= 1:
-            raise PlanError(f"purge_memory={self.purge_memory!r}: a part of the memory is above 0 and at most 1.")
+            raise PlanError(f"purge_memory={self.purge_memory!r}: must be above 0 and at most 1.")
         if not 0 < self.memory_share <= 0.25:
             raise PlanError(f"memory_share={self.memory_share!r}: promises get at most a quarter of the budget.")
         for name in ("keys", "clustered"):
@@ -136,17 +136,19 @@ class Metadata:
 
     @property
     def purging_used(self) -> Purging:
-        """How state is purged, by the goal where nothing else was said."""
+        """The purging mode, by default derived from the goal."""
         if self.purging is not None:
             return self.purging
         return "immediate" if self.goal == "memory" else "batched"
 
     def check(self, spec: MJoinSpec) -> None:
-        """Refuse what cannot be promised of the inputs of this join."""
+        """Refuse promises that make no sense for the inputs of this join."""
         if not spec.is_star or len(spec.attributes) > 1:
+            attributes = " and ".join(f"{a.name} ({', '.join(a.inputs)})" for a in spec.attributes)
             raise PlanError(
-                "Metadata speaks of the one join attribute that all inputs share, and these do not share one.",
-                hint="Join inputs on the same columns, or leave the metadata out.",
+                "Promises refer to one join attribute that all inputs share, but these inputs are joined on "
+                f"{attributes}.",
+                hint="Join all inputs on the same columns, or leave keys=, punctuations=, clustered= and ordered= out.",
             )
         for option in ("keys", "clustered", "ordered"):
             for name in getattr(self, option):
@@ -157,13 +159,13 @@ class Metadata:
             columns = spec.attributes[0].columns[name]
             if len(columns) > 1:
                 raise PlanError(
-                    f"ordered= for {name!r}: an order is of one join column, and there are {len(columns)}.",
+                    f"ordered= for {name!r}: an order needs one join column, and there are {len(columns)}.",
                     hint="Use clustered=, or punctuations on one of the columns.",
                 )
             kind = spec.schemas[name].field(columns[0]).type
             if spec.hashed[0] and (order.slack != 0 or pa.types.is_boolean(kind)):
                 raise SchemaError(
-                    f"ordered= for {name!r}: {kind} values have no distance that a slack could be.",
+                    f"ordered= for {name!r}: {kind} values have no distances, so they cannot have a slack.",
                     hint="Leave the slack out.",
                 )
 
@@ -177,10 +179,10 @@ class Metadata:
         }
 
     def algorithm(self, spec: MJoinSpec) -> str:
-        """Which of the paper's algorithms this is: ``1-NP``, ``1-NC``, or ``general`` where it names none.
+        """The paper's algorithm: ``1-NP``, ``1-NC``, or ``general`` if it names none.
 
-        A one-to-many join has all inputs but one unique by the join column; it is 1-NC where the "many" is clustered or
-        ordered, 1-NP otherwise.
+        In a one-to-many join all inputs but one are unique by the join column. It is 1-NC if the "many" is clustered or
+        ordered, else 1-NP.
         """
         many = [name for name in spec.names if name not in self.keys]
         if len(many) > 1 or not self.keys:
