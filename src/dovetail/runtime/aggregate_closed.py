@@ -1,8 +1,8 @@
-"""One shard of an aggregation whose groups are put out when they are closed, in one micro-batch: no Spark is needed.
+"""One shard of an aggregation that emits groups when they are closed, in one micro-batch.
 
-The state is one row for each group that is open: its partial aggregates. A row of the join adds to its group; one whose
-notice is "closed" ends it. Both may come in one micro-batch, in any order, so groups end with the micro-batch: by then
-all rows of a closed group are here, because the join tells so only when no later one comes.
+The state has one row of partial aggregates per open group. A row of the join adds to its group; a "closed" notice ends
+it. Both may come in one micro-batch in any order, so groups end with the micro-batch: the join reports a value as
+closed only when no later row has it, so all rows of a closed group have arrived by then.
 """
 
 from collections.abc import Generator, Iterator
@@ -12,10 +12,10 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import SchemaError
-from dovetail.metrics import OperatorMetrics
-from dovetail.operators.metadata.join import CLOSED_ROW
-from dovetail.spark.shard_job import ShardInput, ShardResult
+from dovetail.core.errors import SchemaError
+from dovetail.core.metrics import OperatorMetrics
+from dovetail.joins.promises.join import CLOSED_ROW
+from dovetail.runtime.shard_job import ShardInput, ShardResult
 
 __all__ = ["Aggregate", "AggregateKind", "ClosedGroupsTask"]
 
@@ -26,31 +26,21 @@ _FEWEST_TOGETHER = 1 << 16
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One column of the result.
-
-    Attributes
-    ----------
-    kind
-        What is computed.
-    column
-        Of which column, by its place among those that travel; None: rows are counted.
-    result
-        The type of the result.
-    """
+    """One column of the result."""
 
     kind: AggregateKind
-    column: int | None
+    column: int | None  # its place among the columns that travel; None: rows are counted
     result: pa.DataType
 
     @property
     def partial(self) -> pa.DataType:
-        """The type that it has until its group is closed: sums of integers have room to spare."""
+        """The type until the group is closed; sums of integers get spare room."""
         is_sum_of_integers = self.kind == "sum" and pa.types.is_integer(self.result)
         return pa.decimal128(38, 0) if is_sum_of_integers else self.result
 
     @property
     def merge(self) -> str:
-        """How two partial results become one."""
+        """The aggregation that merges partial results."""
         return "sum" if self.kind == "count" else self.kind
 
     def of_rows(self, values: list[pa.Array], is_joined: pa.Array) -> pa.Array:
@@ -60,14 +50,13 @@ class Aggregate:
         column = values[self.column]
         if self.kind == "count":
             return pc.and_(column.is_valid(), is_joined).cast(pa.int64())
-        # A row that closes its group has the join columns, and adds nothing.
+        # A row that closes its group has only the join columns, and adds nothing.
         column = pc.if_else(is_joined, column, pa.scalar(None, column.type))
         if pa.types.is_decimal(self.partial) and not pa.types.is_decimal(column.type):
             return column.cast(pa.int64()).cast(pa.decimal128(19, 0)).cast(self.partial)
         return column.cast(self.partial)
 
     def finished(self, partial: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The results."""
         try:
             return partial.cast(self.result)
         except pa.ArrowInvalid:
@@ -79,26 +68,17 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class ClosedGroupsTask:
-    """The groups of one shard; see `dovetail.spark.shard_job.ShardTask`.
+    """The groups of one shard; see `dovetail.runtime.shard_job.ShardTask`.
 
     The columns of its rows are the code, the notice, the keys, then the values.
-
-    Attributes
-    ----------
-    keys
-        The types of the key columns.
-    aggregates
-        What is computed of each group.
-    output_names
-        What the columns of the result are called on their way: the keys, then the aggregates.
     """
 
-    keys: tuple[pa.DataType, ...]
+    keys: tuple[pa.DataType, ...]  # types of the key columns
     aggregates: tuple[Aggregate, ...]
-    output_names: tuple[str, ...]
+    output_names: tuple[str, ...]  # internal names of the result columns: the keys, then the aggregates
 
     def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
-        """Add the rows to their groups, and put out those that are closed."""
+        """Add the rows to their groups, and emit the closed ones."""
         state = given.state
         totals = OperatorMetrics() if state is None else OperatorMetrics.from_dict(state.values["metrics"])
         files = () if state is None else state.files
@@ -107,7 +87,7 @@ class ClosedGroupsTask:
         for rows in self._rows(given.batches):
             totals.stream_tuples_in += rows.num_rows
             waiting.append(self._merged([rows]))
-            # Merged with all groups only when as much has come together, so that it costs as much as reading them.
+            # Merged with all groups only when as many rows have accumulated, so that merging costs as much as reading.
             if sum(part.num_rows for part in waiting) > max(_FEWEST_TOGETHER, groups.num_rows):
                 groups, waiting = self._merged([groups, *waiting]), []
         groups = self._merged([groups, *waiting])
@@ -142,7 +122,7 @@ class ClosedGroupsTask:
         return pa.table([pa.array([], kind) for kind in types], names=names)
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """What each row adds to its group; not those without a key, which are in none, nor quarantined ones."""
+        """What each row adds to its group, without quarantined rows and rows without a key, which are in no group."""
         for batch in batches:
             is_joined = batch.column(1).is_null()
             is_closing = pc.equal(batch.column(1), CLOSED_ROW).fill_null(False)
@@ -156,10 +136,10 @@ class ClosedGroupsTask:
             yield table.filter(counts)
 
     def _merged(self, parts: list[pa.Table]) -> pa.Table:
-        """One row for each group."""
+        """One row per group."""
         table = pa.concat_tables(parts)
         how = [(name, each.merge) for name, each in zip(self._aggregate_names, self.aggregates, strict=True)]
-        # In one thread groups come in the order of their first rows: two runs of a task give the same.
+        # A single thread orders groups by their first rows: two runs of a task give the same result.
         merged = table.group_by(self._key_names, use_threads=False).aggregate([*how, (_IS_CLOSED, "max")])
         merged = merged.select([*self._key_names, *(f"{name}_{kind}" for name, kind in how), f"{_IS_CLOSED}_max"])
         return merged.rename_columns([*self.output_names, _IS_CLOSED]).cast(self._nothing().schema)

@@ -4,10 +4,10 @@
 
     record batches of rows, sorted by join value, each an Arrow IPC message at a multiple of 64 bytes
     the slots of a ValueTable: code, first row, number of rows (0: known to have none), frequency
-    a JSON footer, its length (8 bytes), and a mark that the file is whole (8 bytes)
+    a JSON footer, its length (8 bytes), and a mark that the file is complete (8 bytes)
 
-A reader holds a shared lock on the file for as long as it has it mapped. A file that nobody has locked can be removed,
-and then takes no space any more: so the files of a cache can be counted against a budget, whoever is killed when.
+A reader holds a shared lock on the file while it has it mapped. A file without locks can be removed and then takes no
+space, so the files of a cache can be counted against a budget even if workers are killed.
 """
 
 import base64
@@ -19,27 +19,26 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
+from dovetail.joins.phases.row_source import joined
 from dovetail.kernels.sorted_codes import expand_ranges, group_by_block
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
+from dovetail.relation.widths import fixed_row_bytes, row_widths, widest_row
 
 __all__ = ["Generation", "GenerationWriter"]
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _MARK = b"dovetail"
 _LINE = 64
 _MAX_LOAD = 0.6
 FOOTER_BYTES = 4_096
-"""More than a footer takes, but for its schema and its list of record batches."""
+"""Upper bound of a footer, without its schema and its list of record batches."""
 
 
 class Generation:
-    """A generation that this process has mapped. Serves as a relation's reader for the values that it has."""
+    """A generation mapped by this process. It serves as a relation's reader for the values it has."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -48,7 +47,7 @@ class Generation:
             data = file.read_buffer()
         tail = bytes(data[data.size - 16 :])
         if data.size < 16 or tail[8:] != _MARK:
-            raise ValueError(f"{path} is not whole")
+            raise ValueError(f"{path} is incomplete")
         footer_bytes = int.from_bytes(tail[:8], "little")
         footer = json.loads(bytes(data[data.size - 16 - footer_bytes : data.size - 16]))
         self.nbytes = int(data.size)
@@ -61,10 +60,11 @@ class Generation:
         self._places: list[list[int]] = footer["batches"]
         self._starts = np.concatenate([[0], np.cumsum([rows for _, _, rows in self._places])]).astype(np.int64)
         self._batches: list[pa.RecordBatch | None] = [None] * len(self._places)
+        self._widest: int | None = None
 
     @classmethod
     def attach(cls, path: Path) -> "Generation | None":
-        """Map a generation; None if it is gone, or was given up by its writer."""
+        """Map a generation; None if it is gone or was abandoned by its writer."""
         try:
             lock = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class Generation:
         return None
 
     def close(self) -> None:
-        """Give the mapping up: from now on the file may be removed."""
+        """Unmap the file; it may be removed from now on."""
         if self._lock is not None:
             self._batches, self._data, self.values = [], None, ValueTable(1)
             os.close(self._lock)
@@ -89,22 +89,61 @@ class Generation:
     # ---------------------------------------------------------------- as a reader
 
     def find(self, codes: Int64Array) -> Int64Array:
-        """The slots of codes, -1 for those that it does not know."""
+        """The slots of codes, -1 for unknown ones."""
         return self.values.find(codes)
 
-    def rows_of(self, found: Int64Array) -> tuple[Int64Array, npt.NDArray[np.int32]]:
-        """The first row and the number of rows of values that it knows, by slot."""
+    def rows_of(self, found: Int64Array) -> tuple[Int64Array, Int32Array]:
+        """The first row and the number of rows of values, by slot."""
         return self.values.rows_at(found), self.values.counts_at(found).astype(np.int32)
 
+    @property
+    def row_limit(self) -> int:
+        """One more than the highest row number."""
+        return self.num_rows
+
+    @property
+    def widest(self) -> int:
+        """Upper bound of the bytes of a row."""
+        if self._widest is None:
+            self._widest = max((widest_row(self._batch(number)) for number in range(len(self._places))), default=0)
+        return self._widest
+
+    def find_rows(self, codes: Int64Array) -> tuple[BoolArray, Int64Array, Int64Array]:
+        """Whether each code is known, and the first row and number of rows of the known ones."""
+        found = self.find(codes)
+        is_known = found >= 0
+        firsts, counts = np.zeros(codes.size, np.int64), np.zeros(codes.size, np.int64)
+        known_firsts, known_counts = self.rows_of(found[is_known])
+        firsts[is_known], counts[is_known] = known_firsts, known_counts
+        return is_known, firsts, counts
+
+    def rows_at(self, rows: Int64Array) -> pa.RecordBatch:
+        """The rows with these ascending numbers."""
+        return joined([batch for _, batch in self.gather_ascending(rows)], self.schema)
+
+    def row_widths(self, rows: Int64Array) -> Int64Array | int:
+        """Bytes of the rows with these ascending numbers, or one number if all rows are equally wide."""
+        fixed = fixed_row_bytes(self.schema)
+        if fixed is not None:
+            return fixed
+        if not rows.size:
+            return np.empty(0, np.int64)
+        numbers, offsets = group_by_block(rows, self._starts[:-1])
+        widths = [
+            row_widths(self._batch(number), rows[low:high] - self._starts[number])
+            for number, low, high in zip(numbers.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        ]
+        return np.concatenate(widths) if widths else np.empty(0, np.int64)
+
     def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
-        """Pairs (which of ``codes``, where): all rows of the codes that it knows."""
+        """Pairs (index into ``codes``, position) of all rows of the known codes."""
         found = self.find(codes)
         known = np.flatnonzero(found >= 0)
         queries, rows = expand_ranges(*self.rows_of(found[known]))
         return known[queries], rows
 
     def count(self, codes: Int64Array) -> Int64Array:
-        """The number of rows of each code, 0 for those that it does not know."""
+        """The number of rows per code, 0 for unknown ones."""
         found = self.find(codes)
         counts = np.zeros(codes.size, np.int64)
         known = np.flatnonzero(found >= 0)
@@ -130,19 +169,7 @@ class Generation:
 
 
 class GenerationWriter:
-    """Writes a generation, never beyond its limit.
-
-    Parameters
-    ----------
-    path
-        A new file.
-    limit_bytes
-        The most bytes that it may have.
-    values
-        The most join values that will be added.
-    schema, version
-        The columns of the rows, and the relation's version that they are of.
-    """
+    """Writes a generation to a new file of at most `limit_bytes`, with at most `values` join values."""
 
     def __init__(self, path: Path, limit_bytes: int, values: int, schema: pa.Schema, version: int) -> None:
         self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115 -- closed by `finish`, or with the process
@@ -157,11 +184,11 @@ class GenerationWriter:
 
     @staticmethod
     def value_bytes(row_bytes: float, rows_per_value: float) -> float:
-        """About what a value takes, with its rows and its slot."""
+        """The approximate size of a value with its rows and its slot."""
         return row_bytes * rows_per_value + 16 / _MAX_LOAD
 
     def add(self, codes: Int64Array, counts: Int64Array, frequencies: Int64Array, rows: pa.RecordBatch) -> bool:
-        """Add values and their rows, which come in the same order; False if they do not fit: then nothing is added."""
+        """Add values and their rows, in the same order; False, and nothing is added, if they do not fit."""
         message = rows.serialize()
         listed = 64 * (len(self._batches) + 1)
         if self._end + message.size + _LINE + self._overhead_bytes + listed > self._limit_bytes:
@@ -174,7 +201,7 @@ class GenerationWriter:
         return True
 
     def finish(self) -> int:
-        """Write what is left and close the file; gives its size."""
+        """Write the rest and close the file; returns its size."""
         slots_at = self._write(self._table.slots)
         footer = json.dumps(
             {
@@ -196,7 +223,7 @@ class GenerationWriter:
         self._file.close()
 
     def _write(self, data: Any) -> int:
-        """Write at the next multiple of 64 bytes, and give where that is."""
+        """Write at the next multiple of 64 bytes; returns that position."""
         padding = -self._end % _LINE
         self._file.write(b"\0" * padding)
         start = self._end + padding

@@ -14,12 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from dovetail.errors import RelationNotFound
-from dovetail.metrics import OperatorMetrics
+from dovetail.core.errors import RelationNotFound
+from dovetail.core.metrics import OperatorMetrics
 from dovetail.relation import Relation
-from dovetail.spark.local_directory import local_directory
-from dovetail.spark.shard_job import ShardInput, ShardResult
-from dovetail.state import StateFile
+from dovetail.runtime.local_directory import local_directory
+from dovetail.runtime.merged_batches import merged_batches
+from dovetail.runtime.shard_job import ShardInput, ShardResult
+from dovetail.storage.state_files import StateFile
 from dovetail.warehouse.kept_rows import KeptRows, Level, merged_levels
 from dovetail.warehouse.transformations import Transformation
 
@@ -27,12 +28,14 @@ __all__ = ["CHANGES_TABLE", "KeptTask", "levels_of", "needs_folding"]
 
 CHANGES_TABLE = "changes"
 _CHUNK_ROWS = 65_536
+_CHUNK_SHARE = 8  # the part of a shard's budget that one chunk of its rows may take
+_LEAST_CHUNK_BYTES = 1 << 16
 _MOST_LEVELS = 8
 
 
 @dataclass(frozen=True)
 class KeptTask:
-    """The work of one shard; see `dovetail.spark.shard_job.ShardTask`.
+    """The work of one shard; see `dovetail.runtime.shard_job.ShardTask`.
 
     Attributes
     ----------
@@ -70,7 +73,8 @@ class KeptTask:
         else:
             memo = dict(state.values["memo"])
             metrics = OperatorMetrics.from_dict(state.values["metrics"])
-        for batch in _chunks(given.batches, self.stream_schema):
+        chunk_bytes = max(_LEAST_CHUNK_BYTES, self.budget_bytes // _CHUNK_SHARE)
+        for batch in _chunks(given.batches, self.stream_schema, chunk_bytes):
             result = self.transformation.apply(batch, kept, memo, metrics)
             if result is not None and result.num_rows:
                 yield result
@@ -78,7 +82,8 @@ class KeptTask:
         rows = sum(file.rows for file in files) + sum(table.num_rows for table in new)
         spilled = kept.spilled_bytes + (0 if state is None else int(state.values["spilled_bytes"]))
         totals = {"metrics": metrics.as_dict(), "spilled_bytes": spilled}
-        values = {"version": intent["version"], "memo": dict(memo), **totals}
+        marks = {name: intent[name] for name in ("batch", "time_ms", "folded_ms") if name in intent}
+        values = {"version": intent["version"], "memo": dict(memo), **totals, **marks}
         report = {
             "pending": 0,
             "oldest_ms": None,
@@ -146,15 +151,7 @@ def levels_of(tables: list[tuple[StateFile, pa.Table]], key: tuple[str, ...], is
     return [Level(table, key, is_hashed) for file, table in tables if file.table == CHANGES_TABLE]
 
 
-def _chunks(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows in pieces that are worth a lookup each."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch if batch.schema.equals(schema) else batch.cast(schema))
-        rows += batch.num_rows
-        if rows >= _CHUNK_ROWS:
-            yield pa.concat_batches(waiting)
-            waiting, rows = [], 0
-    if rows:
-        yield pa.concat_batches(waiting)
+def _chunks(batches: Iterator[pa.RecordBatch], schema: pa.Schema, size_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The rows in pieces that are worth a lookup each, of bounded bytes."""
+    typed = (batch if batch.schema.equals(schema) else batch.cast(schema) for batch in batches)
+    return merged_batches(typed, _CHUNK_ROWS, size_bytes)

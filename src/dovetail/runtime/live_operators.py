@@ -1,7 +1,7 @@
-"""Operators that go on living in a worker from one micro-batch to the next, each with the one state it may go on from.
+"""Operators that stay alive in a worker between micro-batches, each with the one state it may continue from.
 
-A worker has no claim to a shard: its next task may be of another one, and a micro-batch may run again. So an operator
-is taken out to be used, and only comes back with the name of the state that it is in.
+A worker does not own a shard: its next task may be of another one, and a micro-batch may run again. So an operator is
+taken out for use, and returned with the id of the state it is in.
 """
 
 from typing import Any, Protocol
@@ -10,24 +10,11 @@ __all__ = ["LIVE", "LiveOperators"]
 
 
 class _Sized(Protocol):
-    def size(self) -> int:
-        """Bytes held now."""
+    def size(self) -> int: ...
 
 
 class LiveOperators:
-    """Operators by step and shard.
-
-    Examples
-    --------
-    >>> class Nothing:
-    ...     def size(self): return 10
-    >>> live = LiveOperators()
-    >>> live.keep("step", 0, "state 1", Nothing())
-    >>> live.take("step", 0, "state 2") is None  # it had come to another state
-    True
-    >>> len(live)
-    0
-    """
+    """Operators by step and shard."""
 
     def __init__(self) -> None:
         self._operators: dict[tuple[str, int], tuple[str, _Sized]] = {}
@@ -36,21 +23,20 @@ class LiveOperators:
         return len(self._operators)
 
     def take(self, owner: str, shard: int, state_id: str) -> Any:
-        """The operator of a shard, if it is in this state, or None; whichever it is in, it is no longer kept."""
+        """Remove the operator of a shard; returns it if it is in this state, else None."""
         known_id, operator = self._operators.pop((owner, shard), (None, None))
         return operator if known_id == state_id else None
 
     def make_room(self, needed_bytes: int, most_bytes: int) -> None:
-        """Let operators go, the longest unused first, until there is room for one of this size."""
+        """Drop operators, least recently used first, until there is room for one of this size."""
         while self._operators and self._size() + needed_bytes > most_bytes:
             del self._operators[next(iter(self._operators))]
 
     def keep(self, owner: str, shard: int, state_id: str, operator: _Sized) -> None:
-        """Keep an operator for the task that goes on from this state."""
+        """Keep an operator for the task that continues from this state."""
         self._operators[owner, shard] = (state_id, operator)
 
     def clear(self) -> None:
-        """Let all go."""
         self._operators.clear()
 
     def kept(self) -> dict[tuple[str, int], tuple[str, _Sized]]:
@@ -62,4 +48,4 @@ class LiveOperators:
 
 
 LIVE = LiveOperators()
-"""Those of this worker."""
+"""The operators of this worker."""

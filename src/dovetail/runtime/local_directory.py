@@ -1,4 +1,4 @@
-"""Where a task may put files of its own."""
+"""The directory for a task's own files."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ __all__ = ["local_directory"]
 
 
 def local_directory() -> Path | None:
-    """The executor's own directory, which goes with the application; None where no executor runs.
+    """The executor's local directory, deleted with the application; None outside an executor.
 
-    Spark tells its Python workers; several disks are separated by commas.
+    Spark passes it to its Python workers; several disks are separated by commas.
     """
     first = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return Path(first) if first and os.path.isdir(first) else None

@@ -1,12 +1,12 @@
-"""What a task did, as one more row of its results: a column of its own tells it from the others.
+"""What a task did, as one more row of its results.
 
-The column is NULL in every real row. In the task's last row it is a struct of counters, and the other columns hold
-nothing that anybody will see.
+An additional column is NULL in every real row. In the task's last row it is a struct of counters, and the other columns
+are never shown.
 """
 
 import pyarrow as pa
 
-from dovetail.metrics import OperatorMetrics
+from dovetail.core.metrics import OperatorMetrics
 
 __all__ = ["COUNTERS", "METRICS_COLUMN", "metrics_row", "without_metrics"]
 
@@ -25,14 +25,14 @@ _TYPE = pa.struct([*((name, pa.int64()) for name in COUNTERS), ("relation_versio
 
 
 def without_metrics(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Real rows, with the column that says so."""
+    """Real rows, with a NULL metrics column."""
     return _with(batch, pa.nulls(batch.num_rows, _TYPE))
 
 
 def metrics_row(row: pa.RecordBatch, metrics: OperatorMetrics, version: int) -> pa.RecordBatch:
-    """One row of the results' types, turned into one that tells what a task did."""
-    told = {name: getattr(metrics, name) for name in COUNTERS} | {"relation_version": version}
-    return _with(row, pa.array([told], _TYPE))
+    """A row of the results' types, turned into one that reports what a task did."""
+    counters = {name: getattr(metrics, name) for name in COUNTERS} | {"relation_version": version}
+    return _with(row, pa.array([counters], _TYPE))
 
 
 def _with(batch: pa.RecordBatch, column: pa.Array) -> pa.RecordBatch:

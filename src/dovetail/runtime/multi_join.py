@@ -1,11 +1,11 @@
 """One shard of a multi-way join in one micro-batch.
 
-The state after the last commit is a set of tables that never change; those that this micro-batch did not merge or purge
-are named again by the next commit, so what is written is in proportion to what arrived. Once the new state is durable,
-what the join had spilled is read from there: the spill directory only ever holds what one micro-batch spilled.
+The state after the last commit is a set of immutable tables. Tables that this micro-batch did not merge or purge are
+referenced by the next commit, so the amount written is proportional to what arrived. Once the new state is durable,
+spilled tuples are read from it: the spill directory only holds what one micro-batch spilled.
 
-Whether a row is late is judged by the watermark in the intent, which all shards share, and which this micro-batch's own
-rows do not move.
+The watermark in the intent decides whether a row is late. All shards share it, and this micro-batch's own rows do not
+move it.
 """
 
 import tempfile
@@ -17,70 +17,51 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import SpillError
-from dovetail.metrics import OperatorMetrics
-from dovetail.operators.mjoin import MJoin, MJoinSpec
-from dovetail.operators.protocol import Snapshot
-from dovetail.spark.late_rows import LateWriter
-from dovetail.spark.live_operators import LIVE
-from dovetail.spark.local_directory import local_directory
-from dovetail.spark.shard_job import ShardInput, ShardResult
-from dovetail.state import ShardState, StateFile, read_table
+from dovetail.core.errors import SpillError
+from dovetail.core.metrics import OperatorMetrics
+from dovetail.joins.multiway import MJoin, MJoinSpec
+from dovetail.joins.protocol import Snapshot
+from dovetail.runtime.late_rows import LateWriter
+from dovetail.runtime.live_operators import LIVE
+from dovetail.runtime.local_directory import local_directory
+from dovetail.runtime.shard_job import ShardInput, ShardResult
+from dovetail.storage.state_files import ShardState, StateFile, read_table
 
 __all__ = ["MultiJoinTask"]
 
 _MOST_ROWS_TOGETHER = 1 << 19
 _BUDGET_SHARE_TOGETHER = 16
-"""Of the budget, rows wait in one part of so many to be offered together: what the join takes of them at once."""
+"""Rows are collected in this fraction of the budget before they are offered: what the join takes at once."""
 _DONE, _INDEX = "done", ".index"
 _LEAST_LIVE_SHARE = 0.5
-"""Of a state file: where less of it is still needed, what is needed is written again and the file can go."""
+"""A state file of which a smaller share is still needed is rewritten."""
 
 
 @dataclass(frozen=True)
 class _LiveJoin:
-    """A join, and the directory that it spills to, which goes with it."""
+    """A join with its spill directory, which is deleted with it."""
 
     join: MJoin
     spill: "tempfile.TemporaryDirectory[str]"
 
     def size(self) -> int:
-        """Bytes held."""
         return self.join.size()
 
 
 @dataclass(frozen=True)
 class MultiJoinTask:
-    """The multi-way join of one shard; see `dovetail.spark.shard_job.ShardTask`.
+    """The multi-way join of one shard; see `dovetail.runtime.shard_job.ShardTask`."""
 
-    Attributes
-    ----------
-    spec
-        The join, with the budget of one shard.
-    numbers
-        For each input, what its rows are tagged with.
-    codes
-        How many columns of codes there are.
-    places
-        For each input, the slot of each of its columns; -1 - n where code number n tells the column.
-    output_names
-        What the columns of the result are called on their way.
-    owner
-        Unique to the step of a running query: whose living joins these are.
-    alive_bytes
-        How much the joins may take that go on living in a worker; 0: none.
-    """
-
-    spec: MJoinSpec
-    numbers: tuple[int, ...]
-    codes: int
-    places: tuple[tuple[int, ...], ...]
-    output_names: tuple[str, ...]
-    owner: str
-    alive_bytes: int
+    spec: MJoinSpec  # with the budget of one shard
+    numbers: tuple[int, ...]  # per input, the tag of its rows
+    codes: int  # number of code columns
+    places: tuple[tuple[int, ...], ...]  # per input, the slot of each column; -1 - n if code number n gives the column
+    output_names: tuple[str, ...]  # internal names of the result columns
+    owner: str  # unique to the step of a running query: the key of its live joins
+    alive_bytes: int  # the most that live joins may take in a worker; 0: none are kept
 
     def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
-        """Join the shard's rows, and give out what the intent's time and watermark ask for."""
+        """Join the shard's rows, and emit what the intent's time and watermark require."""
         intent = given.intent
         live = self._continued(given)
         join = live.join
@@ -88,17 +69,17 @@ class MultiJoinTask:
         join.on_late = late.add
         join.set_time(intent["time_ms"])
         if intent["watermark"] is not None:
-            # First of all: what is late is so by this watermark, and what it purges makes room.
-            yield from self._put_out(join.advance(intent["watermark"]))
+            # First: this watermark decides what is late, and its purge makes room.
+            yield from self._emit(join.advance(intent["watermark"]))
         for name, batch in self._arrivals(given.batches):
-            yield from self._put_out(join.offer(name, batch))
-        yield from self._put_out(join.drain() if intent["drain"] else join.step())
+            yield from self._emit(join.offer(name, batch))
+        yield from self._emit(join.drain() if intent["drain"] else join.step())
         return self._result(given, live, late)
 
     # ================================================================ the join
 
     def _continued(self, given: ShardInput) -> _LiveJoin:
-        """The join as it was after the last commit, still alive or restored."""
+        """The join as of the last commit, live or restored."""
         state = given.state
         alive: _LiveJoin | None = LIVE.take(self.owner, given.shard, "" if state is None else state.state_id)
         if alive is not None:
@@ -116,13 +97,12 @@ class MultiJoinTask:
         return _LiveJoin(join, spill)
 
     def new_join(self, spec: MJoinSpec) -> MJoin:
-        """The operator."""
         return MJoin(spec)
 
     # ================================================================ rows
 
     def _arrivals(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows by input, of which there are long runs; many small batches of one input as one."""
+        """The rows by input, with consecutive small batches of one input merged."""
         most_bytes = self.spec.budget.total_bytes // _BUDGET_SHARE_TOGETHER
         parts: dict[int, list[pa.RecordBatch]] = {}
         rows = size = 0
@@ -149,17 +129,17 @@ class MultiJoinTask:
         columns = [batch.column(1 + place) for place in range(len(attributes))]
         for field, slot in zip(schema, self.places[i], strict=True):
             column = batch.column(1 + self.codes + slot if slot >= 0 else -slot)
-            # The same moments may be told in the session's time zone, and a code is wider than its column.
+            # Timestamps may have the session's time zone, and a code is wider than its column.
             columns.append(column if column.type == field.type else column.cast(field.type))
         names = [self.spec.code_columns[k] for k in attributes]
         return pa.RecordBatch.from_arrays(columns, names=[*names, *schema.names])
 
-    def _put_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _emit(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, names=list(self.output_names))
 
-    # ================================================================ what is left behind
+    # ================================================================ the result
 
     def _result(self, given: ShardInput, live: _LiveJoin, late: LateWriter) -> ShardResult:
         join = live.join
@@ -187,6 +167,7 @@ class MultiJoinTask:
             "state_rows": join.state_rows(),
             "version": None,
             "watermark": given.intent["watermark"],
+            "seen": given.intent.get("seen"),
             "latest": join.scalars()["greatest_time"],
             "pending_low": min((d.pending_low for d in join.state.domains if d.pending_low is not None), default=None),
         }
@@ -207,12 +188,12 @@ def _new_directory(parent: Path | None) -> "tempfile.TemporaryDirectory[str]":
     except OSError as error:
         raise SpillError(
             f"The spill directory {str(parent)!r} failed: {error}. No tuple was lost.",
-            hint="Make room there, and start the flow again with the same checkpoint.",
+            hint="Free space there, and start the flow again with the same checkpoint.",
         ) from error
 
 
 class _StoredTables:
-    """Tables of a state by name, mapped when they are asked for."""
+    """Tables of a state by name, mapped on first use."""
 
     def __init__(self, state_root: Path, files: tuple[StateFile, ...]) -> None:
         self._root = state_root
@@ -229,8 +210,7 @@ def _chunk_of(file: StateFile) -> str:
 def _worth_keeping(
     given: ShardInput, last: list[StateFile], join: MJoin
 ) -> tuple[list[StateFile], dict[str, pa.Table]]:
-    """Tables of the last state that stay where they are, and those to write again because most of their file is not
-    needed any more."""
+    """Tables of the last state that stay, and those to rewrite because most of their file is no longer needed."""
     held = join.table_names()
     needed = [file for file in last if _chunk_of(file) in held]
     live_bytes: dict[str, int] = {}

@@ -2,8 +2,9 @@
 
 The first task of a micro-batch writes the newest version's number into a file that it creates exclusively under the
 relation's directory, ``pins/<query id>/<batch id>.json``; every other task, and every later run of the same
-micro-batch, reads it there. Spark can replay as many micro-batches as it keeps offsets for, 100 unless told otherwise,
-so pins older than twice that are removed.
+micro-batch, reads it there. Spark can replay as many micro-batches as it keeps offsets for, 100 by default,
+so pins older than twice that are removed. A vacuum keeps the versions of the last two micro-batches, see
+`dovetail.relation.pins`.
 """
 
 import json
@@ -11,17 +12,15 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark import TaskContext
-
-from dovetail.errors import InternalError, RelationCorrupt, RelationNotFound, RelationReadOnly
-from dovetail.relation.files import create_exclusively, storage_errors
+from dovetail.core.errors import RelationNotFound, RelationReadOnly
+from dovetail.relation.pins import FORMAT_VERSION, damaged, read_pin
 from dovetail.relation.relation import Relation
-from dovetail.spark.join_recipe import JoinRecipe
+from dovetail.runtime.join_recipe import JoinRecipe
+from dovetail.storage.files import storage_errors
+from dovetail.storage.local import LOCAL
 
-__all__ = ["BATCH_ID_PROPERTY", "QUERY_ID_PROPERTY", "check_can_pin", "pinned_version"]
+__all__ = ["check_can_pin", "pin"]
 
-QUERY_ID_PROPERTY = "sql.streaming.queryId"
-BATCH_ID_PROPERTY = "streaming.sql.batchId"
 _KEPT_PINS = 200
 
 
@@ -36,38 +35,32 @@ def check_can_pin(relation: Relation) -> None:
         )
 
 
-def pinned_version(recipe: JoinRecipe) -> int:
-    """The version for the micro-batch that this task is part of; outside a streaming query, the planned one."""
-    context = TaskContext.get()
-    if context is None:
-        raise InternalError("a version can be pinned inside a Spark task only.")
-    query, batch = (context.getLocalProperty(name) for name in (QUERY_ID_PROPERTY, BATCH_ID_PROPERTY))
-    if query is None or batch is None:
-        return recipe.version
-    return pin(recipe, query, int(batch))
-
-
 def pin(recipe: JoinRecipe, query: str, batch: int) -> int:
     """The version that micro-batch ``batch`` of a query is joined with; the first caller decides."""
     directory = Path(recipe.path) / "pins" / query
     path = directory / f"{batch}.json"
-    with suppress(FileNotFoundError):
-        return _read(path)
+    known = _read(path)
+    if known is not None:
+        return known
     newest = Relation.open(recipe.path)
     recipe.check(newest)
     with storage_errors(Path(recipe.path)):
-        directory.mkdir(parents=True, exist_ok=True)
+        LOCAL.make_directory(directory)
+        # The version's writer may have been killed before it was durable; a replay must find the same one.
+        LOCAL.sync([Path(recipe.path) / "versions"])
         with suppress(FileExistsError):
-            create_exclusively(path, json.dumps({"version": newest.version}))
-            (directory / f"{batch - _KEPT_PINS}.json").unlink(missing_ok=True)
-    return _read(path)
+            document = {"format": FORMAT_VERSION, "version": newest.version}
+            LOCAL.create(path, json.dumps(document).encode(), "relation.pin.linked")
+            LOCAL.delete(directory / f"{batch - _KEPT_PINS}.json")
+    created = _read(path)
+    if created is None:
+        raise RelationNotFound(f"{path} was removed at once.", hint="Start the query again.")
+    return created
 
 
-def _read(path: Path) -> int:
-    text = path.read_text()
+def _read(path: Path) -> int | None:
+    found = read_pin(path)
     try:
-        return int(json.loads(text)["version"])
-    except (ValueError, KeyError, TypeError):
-        raise RelationCorrupt(
-            f"{path} does not name a version: it was damaged.", hint="Remove it and start the query again."
-        ) from None
+        return None if found is None else int(found["version"])
+    except (KeyError, TypeError, ValueError):
+        raise damaged(path) from None

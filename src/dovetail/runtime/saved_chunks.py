@@ -1,10 +1,10 @@
-"""A window of chunks saved so that a micro-batch writes what it changed, not what it holds.
+"""Saves a window of chunks so that a micro-batch writes what it changed, not what it holds.
 
-A window is a table whose rows lie in chunks, each known by the arrival that it began with. Rows only ever leave a
-chunk, so one that has as many rows as when it was written is still what was written: its file is named again. What
-changes in place, the flags of which tuples have found a match, is a narrow table of its own, written anew each time.
+A window is a table of chunks, each identified by its first arrival. Rows only ever leave a chunk, so a chunk with as
+many rows as when it was written is unchanged, and its file is referenced again. The flags that tell which tuples have
+matched do change; they are a narrow table, written anew each time.
 
-Files are compacted where less than half of their rows are still needed, and all together when there are many.
+A file is compacted if less than half of its rows are still needed; all are when there are many.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import StateError
-from dovetail.state.state_files import StateFile
+from dovetail.core.errors import StateError
+from dovetail.storage.state_files import StateFile
 
 __all__ = ["ROWS", "SavedWindow", "load_window", "save_window"]
 
@@ -24,26 +24,16 @@ _FLAG_COLUMN = "__matched"
 _MOST_FILES = 12
 
 Chunk = Sequence[int]
-"""Of an operator's snapshot: how many tuples, the first one's arrival, the deadline."""
+"""Columns of an operator's snapshot: number of tuples, first arrival, deadline."""
 
 
 @dataclass(frozen=True)
 class SavedWindow:
-    """What is to be written and kept.
+    """What to write and what to keep."""
 
-    Attributes
-    ----------
-    kept
-        Files of the last state that are named again; they come first among the new state's files.
-    tables
-        Tables to write, which come next, in this order.
-    places
-        For each chunk: the number of its file among the new state's, and the row that it begins with there.
-    """
-
-    kept: tuple[StateFile, ...]
-    tables: tuple[tuple[str, pa.Table], ...]
-    places: tuple[tuple[int, int], ...]
+    kept: tuple[StateFile, ...]  # files of the last state that are referenced again; they come first in the new state
+    tables: tuple[tuple[str, pa.Table], ...]  # to write; they come next, in this order
+    places: tuple[tuple[int, int], ...]  # per chunk, the number of its file in the new state and its first row there
 
 
 def save_window(
@@ -53,18 +43,7 @@ def save_window(
     last_chunks: Sequence[Chunk] = (),
     last_places: Sequence[Sequence[int]] = (),
 ) -> SavedWindow:
-    """Decide what to write of a window, given how it was saved last.
-
-    Examples
-    --------
-    >>> first = pa.table({"k": [1, 2, 3, 4], "__matched": [0, 0, 0, 0]})
-    >>> saved = save_window(first, [(4, 0, 9)])
-    >>> file = StateFile("1-enrich/00000/00000000-a.arrow", "window", 0, 100, 4, "digest")
-    >>> second = pa.table({"k": [1, 2, 3, 4, 5], "__matched": [0, 0, 0, 0, 0]})
-    >>> again = save_window(second, [(4, 0, 9), (1, 4, 9)], [file], [(4, 0, 9)], saved.places)
-    >>> again.kept == (file,), [table.num_rows for _, table in again.tables], again.places
-    (True, [1], ((0, 0), (1, 0)))
-    """
+    """Decide what to write of a window, given how it was saved last."""
     known = {
         int(chunk[1]): (int(chunk[0]), int(place[0]), int(place[1]))
         for chunk, place in zip(last_chunks, last_places, strict=True)
@@ -102,17 +81,7 @@ def save_window(
 def load_window(
     files: Sequence[StateFile], tables: Mapping[int, pa.Table], chunks: Sequence[Chunk], places: Sequence[Sequence[int]]
 ) -> pa.Table:
-    """Put a window together from its files, as `save_window` was given it.
-
-    Parameters
-    ----------
-    files
-        All files of the state.
-    tables
-        Their content, by number.
-    chunks, places
-        As saved.
-    """
+    """The inverse of `save_window`; `tables` has the contents of `files` by number."""
     parts = []
     for chunk, (file, start) in zip(chunks, places, strict=True):
         part = tables[int(file)].slice(int(start), int(chunk[0]))
@@ -126,7 +95,7 @@ def load_window(
     flags = [tables[number] for number, file in enumerate(files) if file.table == FLAGS]
     found: Any = flags[0].column(_FLAG_COLUMN) if flags else pa.array(np.zeros(window.num_rows, np.uint8))
     names = window.column_names
-    # The operators' own order: the flags follow the code.
+    # The operators' own column order: the flags follow the code.
     place = names.index("__code") + 1 if "__code" in names else len(names)
     return window.add_column(place, _FLAG_COLUMN, found)
 

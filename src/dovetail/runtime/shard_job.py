@@ -1,8 +1,8 @@
-"""What runs on an executor for one shard of one step: no Spark is needed to import it.
+"""Runs one shard of one step on an executor.
 
 A task is a pure function of the shard's state after the last commit, the shard's sorted rows, and the step's part of
-the intent. What it gives is output batches, then its new state, and last a trailer: one row that names the new state
-files with their digests and carries the report. See `dovetail.spark.trailers` for the other end.
+the intent. It returns output batches, then its new state, and last a trailer: one row that names the new state files
+with their digests and carries the report. See `dovetail.spark.flow.trailers` for the other end.
 """
 
 import base64
@@ -11,17 +11,17 @@ import uuid
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from dovetail.errors import DovetailError, InternalError
-from dovetail.faultpoints import fault_point
+from dovetail.core.errors import DovetailError, InternalError
+from dovetail.core.faultpoints import fault_point
 from dovetail.relation.format import SHARD_COLUMN
-from dovetail.state import ShardState, StateFile, read_table, write_tables
+from dovetail.storage.state_files import ShardState, StateFile, read_table, write_tables
 
 __all__ = [
     "TRAILER_COLUMN",
@@ -35,104 +35,63 @@ __all__ = [
 ]
 
 TRAILER_COLUMN = "__trailer"
-"""The text of a trailer in the last row of a shard's output, NULL in all others."""
+"""The column with the trailer's text in the last row of a shard's output, NULL in all others."""
 
 
 @dataclass(frozen=True)
 class ShardInput:
-    """All that a shard's task may go by.
-
-    Attributes
-    ----------
-    shard
-        The shard's number.
-    state
-        Its state after the last committed micro-batch; None before the first.
-    state_root
-        Where the files of states lie.
-    batches
-        The shard's rows as `Step.route` made them; sorted where the step needs it. In place of the column of the shard
-        they have that of their tags, if the step uses tags, or none.
-    intent
-        What `Step.decide` gave for this micro-batch.
-    """
+    """Everything that a shard's task may depend on."""
 
     shard: int
-    state: ShardState | None
-    state_root: Path
+    state: ShardState | None  # after the last committed micro-batch; None before the first
+    state_root: Path  # the directory of state files
+    # The rows as `Step.route` made them, sorted if the step needs it. The shard column is replaced by the tags, if the
+    # step uses tags.
     batches: Iterator[pa.RecordBatch]
-    intent: Mapping[str, Any]
+    intent: Mapping[str, Any]  # what `Step.decide` returned for this micro-batch
 
     def read(self, file: StateFile) -> pa.Table:
-        """Map a table that a commit names, checked."""
+        """Map and verify a table that a commit names."""
         return read_table(self.state_root, file)
 
     def file_bytes(self, name: str) -> int:
-        """How large a state file is, with the tables in it that no commit names any more."""
+        """The size of a state file, including tables that no commit names any more."""
         return (self.state_root / name).stat().st_size
 
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What a shard's task leaves behind, besides its output.
+    """What a shard's task leaves behind besides its output."""
 
-    Attributes
-    ----------
-    tables
-        New state, by name; written to new files. A name may hold several tables.
-    kept
-        Files of the last state that still hold part of this one.
-    values
-        The rest of the state, ready for JSON.
-    report
-        What the driver wants to know: counters, what waits; ready for JSON, never read by a task.
-    on_saved
-        Called with the new state once it is durable, for a task that keeps its operator alive.
-    """
-
+    # New state by name, written to new files; a name may hold several tables.
     tables: Sequence[tuple[str, pa.Table]] = ()
-    kept: tuple[StateFile, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    kept: tuple[StateFile, ...] = ()  # files of the last state that still hold part of this one
+    values: Mapping[str, Any] = field(default_factory=dict)  # the rest of the state, JSON-able
+    # Counters and waiting rows for the driver, JSON-able; never read by a task.
     report: Mapping[str, Any] = field(default_factory=dict)
+    # Called with the new state once it is durable; used to keep operators alive.
     on_saved: Callable[[ShardState], None] | None = None
 
 
 class ShardTask(Protocol):
     """The part of a step that runs on an executor; picklable."""
 
-    def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
-        """Join, and give the new state."""
+    def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]: ...
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """What runs in every task of one step in one micro-batch; picklable.
-
-    Attributes
-    ----------
-    state_root, operator, batch
-        Where new state files go, and what they are called.
-    task
-        The step's own work.
-    states
-        The shards' states after the last commit; none before the first.
-    intent
-        The step's part of the intent.
-    mapped_schema
-        The columns that the step puts out, for a task that has no output row to tell.
-    shards, has_tags
-        How many shards the step has, and whether the rows' numbers tell more than that; see `rows_of_one_shard`.
-    """
+    """What runs in every task of one step in one micro-batch; picklable."""
 
     state_root: str
     operator: str
     batch: int
     task: ShardTask
-    states: tuple[ShardState, ...]
+    states: tuple[ShardState, ...]  # of the shards after the last commit; empty before the first
     intent: Mapping[str, Any]
-    mapped_schema: pa.Schema
+    mapped_schema: pa.Schema  # the columns that the step emits, for a task without output rows
     shards: int
-    has_tags: bool = False
+    has_tags: bool = False  # whether row numbers carry tags, see `rows_of_one_shard`
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         shard, rows = rows_of_one_shard(batches, self.shards, self.has_tags)
@@ -156,10 +115,10 @@ class ShardJob:
             saved = self._save(shard, result)
             trailer = {"shard": shard, "rows": count, "state": saved.as_dict(), "report": dict(result.report)}
         except DovetailError as error:
-            # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
-            trailer = {"shard": shard, "error": {"class": type(error).__name__, "message": str(error)}}
+            # Reported to the driver as data: Spark would bury an exception in its own messages.
+            trailer = {"shard": shard, "error": error.as_dict()}
             for _ in rows:
-                pass  # what is left is read to its end, so that the worker can be used again
+                pass  # read to the end, so that the worker can be reused
         fault_point("flow.task.trailer")
         columns = [*(pa.nulls(1, field.type) for field in schema), pa.array([pack_trailer(trailer)], pa.string())]
         yield pa.RecordBatch.from_arrays(columns, names=[*schema.names, TRAILER_COLUMN])
@@ -175,10 +134,10 @@ class ShardJob:
 
 
 def pack_trailer(trailer: Mapping[str, Any]) -> str:
-    """The text of a trailer: JSON, compressed.
+    """The text of a trailer: compressed JSON.
 
-    What the JVM hands to Python in answers of more than 8 KB waits for an acknowledgement that the other end delays:
-    44 ms here. A trailer is about 8 KB of JSON, and a fifth of that compressed.
+    Py4J answers above 8 KB wait for a delayed acknowledgement (44 ms here). A trailer is about 8 KB of JSON, and a
+    fifth of that compressed.
 
     Examples
     --------
@@ -189,7 +148,7 @@ def pack_trailer(trailer: Mapping[str, Any]) -> str:
 
 
 def unpack_trailer(text: str) -> dict[str, Any]:
-    """What `pack_trailer` was given."""
+    """The inverse of `pack_trailer`."""
     trailer: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     return trailer
 
@@ -197,11 +156,11 @@ def unpack_trailer(text: str) -> dict[str, Any]:
 def rows_of_one_shard(
     batches: Iterator[pa.RecordBatch], shards: int, has_tags: bool = False
 ) -> tuple[int | None, Iterator[pa.RecordBatch]]:
-    """The shard that a task was given, and its rows without tick; None if it was given none.
+    """The shard given to a task, and its rows without the tick; None if it was given no row.
 
-    A row's number is ``tag * shards + shard``: one column tells both. The tags, 0 where a step uses none, take the
-    numbers' place or are left out. The tick of shard n has the number -1 - n; see `dovetail.spark.routing`. A task that
-    has no row at all is one that Spark added: a partition beyond the last shard.
+    A row's number is ``tag * shards + shard``. The tags, 0 if a step uses none, replace the numbers or are left out.
+    The tick of shard n has the number -1 - n; see `dovetail.spark.flow.routing`. A task without any row is a partition
+    that Spark added beyond the last shard.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
@@ -223,9 +182,10 @@ def _rows(shard: int, shards: int, has_tags: bool, batches: Iterator[pa.RecordBa
             raise InternalError(f"rows of several shards reached the task of shard {shard}.")
         place = batch.schema.get_field_index(SHARD_COLUMN)
         rows = batch.set_column(place, SHARD_COLUMN, pa.array(tags)) if has_tags else batch.remove_column(place)
-        if not is_row.all():
-            rows = rows.filter(pa.array(is_row))
-        if rows.num_rows:
-            yield rows
+        # A batch of wide rows is large: it is sliced around the tick, not copied.
+        edges = [-1, *np.flatnonzero(~is_row).tolist(), len(batch)]
+        for before, tick in pairwise(edges):
+            if tick - before > 1:
+                yield rows.slice(before + 1, tick - before - 1)
     if ticks == 0:
         raise InternalError(f"the task of shard {shard} was given no tick: its rows are not as they were routed.")

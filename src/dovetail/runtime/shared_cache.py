@@ -1,17 +1,17 @@
-"""The cache that the workers of a host share: relation rows of the join values that are asked for most.
+"""The cache shared by the workers of a host: relation rows of the most requested join values.
 
-Python workers have no affinity to shards and die when idle, so nothing that a worker learns by itself lasts. The cache
-is a sequence of immutable *generations*, files in the directory that Spark removes with the application. A task maps
-the newest one when it starts and lets go of it when it ends; what it is asked for it counts privately. A task that ends
-and has counted enough becomes the publisher, if no other worker is: it writes the next generation and gives it its
-name. A worker that is killed leaves a draft that the next publisher removes, and locks that the kernel releases.
+Python workers have no affinity to shards and die when idle, so what one worker learns does not last. The cache is a
+sequence of immutable *generations*, files in the directory that Spark deletes with the application. A task maps the
+newest one while it runs, and counts its requests privately. A task that ends and has counted enough becomes the
+publisher, if no other worker is: it writes the next generation. A killed worker leaves a draft, which the next
+publisher removes, and locks, which the kernel releases.
 
 Memory
-    The budget is for the files of the newest generation and the one before, which tasks may still have mapped, and for
+    The budget covers the files of the newest generation and the one before, which tasks may still have mapped, and
     the counters of all workers. A publisher that finds an older one still mapped does not publish.
-Which version
-    A generation is of one version of the relation. When a task sees another version, the values whose rows did not
-    change are carried over into a new generation; until there is one, the task does without.
+Version
+    A generation belongs to one version of the relation. When a task sees another version, values whose rows did not
+    change are carried over to a new generation; until there is one, the task does without.
 """
 
 import fcntl
@@ -19,28 +19,28 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dovetail.errors import RelationError
+from dovetail.core.arrays import Int64Array
+from dovetail.core.errors import RelationError
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.relation import Relation
-from dovetail.spark.cache_file import FOOTER_BYTES, Generation, GenerationWriter
+from dovetail.runtime.cache_file import FOOTER_BYTES, Generation, GenerationWriter
+from dovetail.storage.local import LOCAL, make_private_directory
 
 __all__ = ["CachedReader", "RowIndex", "SharedCache"]
 
-Int64Array = npt.NDArray[np.int64]
-
-_GENERATION_SHARE = 3 / 8  # of the budget, for each of two generations
-_COUNTER_SHARE = 1 / 8  # for the counters of all workers; the rest is for what a publisher needs
+GENERATION_SHARE = 3 / 8  # of the budget, for each of two generations
+_COUNTER_SHARE = 1 / 8  # for the counters of all workers; the rest is for publishing
 _BATCH_ROWS = 65_536
-_FEWEST_BATCHES = 16  # in a full generation, so that little stays unused at its end
+_FEWEST_BATCHES = 16  # in a full generation, so that little space stays unused at its end
 _LEAST_TUPLES = 20_000
 _WORTHWHILE_GAIN = 1.05
 _FEWEST_VALUES = 64
@@ -48,7 +48,7 @@ _MOST_COUNTERS = 8
 
 
 class RowIndex(Protocol):
-    """What a join by index needs of a relation, of one shard of it, or of a cache."""
+    """What an index join needs from a relation, a shard, or a cache."""
 
     schema: pa.Schema
 
@@ -58,7 +58,7 @@ class RowIndex(Protocol):
 
 
 class _Counter:
-    """How often this worker was asked for which codes: a bounded table; the rarer half goes when it is full."""
+    """How often this worker was asked for each code: a bounded table that drops the rarer half when full."""
 
     def __init__(self, size_bytes: int) -> None:
         self._table = ValueTable(max(_FEWEST_VALUES, ValueTable.capacity_within(size_bytes)))
@@ -66,7 +66,7 @@ class _Counter:
         self.due_at = _LEAST_TUPLES
 
     def add(self, codes: Int64Array, counts: Int64Array) -> None:
-        """Count different codes, each so many times."""
+        """Count distinct codes, each `counts` times."""
         self.tuples += int(counts.sum())
         found = self._table.find(codes)
         known = found >= 0
@@ -81,17 +81,17 @@ class _Counter:
                 self._halve()
 
     def items(self) -> tuple[Int64Array, Int64Array]:
-        """The codes, in random order, and how often they were asked for.
+        """The codes in random order, and how often they were requested.
 
-        Not in the order of the table, which is that of their hashes: whoever takes some of several that are asked for
-        equally often would choose by hash, and fill part of the next table to the brim.
+        Random, because the table is in hash order: choosing among equally frequent codes in that order would choose by
+        hash, and overfill part of the next table.
         """
         values = self._table.items()
         order = np.random.default_rng(len(self._table)).permutation(values.codes.size)
         return values.codes[order], values.frequencies[order]
 
     def begin_anew(self) -> None:
-        """Forget what was counted, and count twice as long as before, up to a point."""
+        """Reset the counts, and count for twice as long as before, up to a limit."""
         self.due_at = min(2 * max(self.due_at, _LEAST_TUPLES), 64 * self._table.capacity)
         self._table = ValueTable(self._table.capacity)
         self.tuples = 0
@@ -108,16 +108,10 @@ _COUNTERS: OrderedDict[str, _Counter] = OrderedDict()
 
 @dataclass
 class SharedCache:
-    """The cache of one relation, or of one shard of it, as one task sees it.
+    """The cache of one relation, or one of its shards, as one task sees it.
 
-    Parameters
-    ----------
-    directory
-        Where its generations are: one directory for each relation, set of columns, and shard.
-    budget_bytes
-        The most bytes that its files and counters may take, those of all workers together.
-    workers
-        How many workers share it.
+    Each relation, set of columns and shard has its own directory. The budget covers its files and counters, for all
+    `workers` together.
     """
 
     directory: Path
@@ -126,7 +120,9 @@ class SharedCache:
 
     def __post_init__(self) -> None:
         self.generation: Generation | None = None
-        self.directory.mkdir(parents=True, exist_ok=True)
+        for directory in (self.directory.parent, self.directory):
+            # It holds rows: nobody else on this host may read them.
+            make_private_directory(directory)
         key = str(self.directory)
         if key not in _COUNTERS:
             _COUNTERS[key] = _Counter(int(_COUNTER_SHARE * self.budget_bytes / max(1, self.workers)))
@@ -137,12 +133,12 @@ class SharedCache:
 
     @property
     def generation_bytes(self) -> int:
-        """The most bytes of one generation."""
-        return int(self.budget_bytes * _GENERATION_SHARE)
+        """The maximum size of one generation."""
+        return int(self.budget_bytes * GENERATION_SHARE)
 
     @contextmanager
     def attached(self, relation: Relation) -> Iterator["SharedCache"]:
-        """Map the newest generation for the time of a task, if there is one of this version."""
+        """Map the newest generation of this version, if any, for the duration of a task."""
         self.generation = self._attach(relation)
         try:
             yield self
@@ -171,15 +167,15 @@ class SharedCache:
     # ---------------------------------------------------------------- learning
 
     def learn(self, codes: Int64Array, counts: Int64Array) -> None:
-        """Count different codes that the stream had, each so many times."""
+        """Count distinct codes of the stream, each `counts` times."""
         self._counter.add(codes, counts)
 
     def publish_if_due(self, reader: RowIndex, relation: Relation, row_bytes: float) -> bool:
-        """At the end of a task: write the next generation if it would serve clearly more than this one does."""
+        """At the end of a task: write the next generation if it would serve clearly more requests."""
         counter = self._counter
         if counter.tuples < counter.due_at:
             return False
-        codes, frequencies = self._wanted(row_bytes, relation)
+        codes, frequencies = self._wanted(reader, row_bytes, relation)
         counter.begin_anew()
         if codes.size == 0:
             return False
@@ -193,26 +189,40 @@ class SharedCache:
                 if known is not None:
                     known.close()
 
-    def _wanted(self, row_bytes: float, relation: Relation) -> tuple[Int64Array, Int64Array]:
-        """The values that the next generation should have, most wanted first; none if this one is good enough."""
+    def _wanted(self, reader: RowIndex, row_bytes: float, relation: Relation) -> tuple[Int64Array, Int64Array]:
+        """The values of the next generation, most valuable first; none if the current one is good enough.
+
+        A value is worth the tuples it answers per byte: the order in which SSBJ's inequality, n v_S > m v_R, admits
+        values.
+        """
         codes, frequencies = self._counter.items()
-        stats = relation.stats
-        rows_per_value = stats.rows / max(1, stats.distinct_codes)
-        room = int((self.generation_bytes - FOOTER_BYTES) / GenerationWriter.value_bytes(row_bytes, rows_per_value))
         if self.generation is None:
-            order = np.argsort(-frequencies, kind="stable")[:room]
+            order = self._best(codes, frequencies, reader, row_bytes, relation)
             return codes[order], frequencies[order]
         old = self.generation.values.items()
         served_now = int(frequencies[self.generation.find(codes) >= 0].sum())
-        # What was learnt before counts half.
+        # Earlier observations count half.
         everything = np.concatenate([codes, old.codes])
         all_codes, numbers = np.unique(everything, return_inverse=True)
         weights = np.bincount(numbers, np.concatenate([frequencies, old.frequencies / 2]))
-        order = np.argsort(-weights, kind="stable")[:room]
+        order = self._best(all_codes, weights, reader, row_bytes, relation)
         chosen = np.isin(codes, all_codes[order])
         if frequencies[chosen].sum() < _WORTHWHILE_GAIN * served_now:
             return codes[:0], frequencies[:0]
         return all_codes[order], weights[order].astype(np.int64)
+
+    def _best(
+        self, codes: Int64Array, weights: npt.NDArray[Any], reader: RowIndex, row_bytes: float, relation: Relation
+    ) -> Int64Array:
+        """The values that fit a generation, those that answer most tuples per byte first."""
+        if relation.stats.max_multiplicity > 1:
+            counts = CachedReader(reader, self.generation).count(codes) if self.generation else reader.count(codes)
+        else:
+            counts = np.ones(codes.size, np.int64)
+        value_bytes = np.asarray(GenerationWriter.value_bytes(row_bytes, 1.0) + (counts - 1) * row_bytes, np.float64)
+        order = np.argsort(-weights / value_bytes, kind="stable")
+        fitting = int(np.searchsorted(np.cumsum(value_bytes[order]), self.generation_bytes - FOOTER_BYTES))
+        return order[:fitting]
 
     # ---------------------------------------------------------------- publishing
 
@@ -224,17 +234,13 @@ class SharedCache:
 
     @contextmanager
     def _publishing(self) -> Iterator[bool]:
-        """Be the only publisher, or not at all; leaves room for one more generation."""
-        try:
-            lock = os.open(self.directory / "publisher.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            # The application ends, or its disk is full: a cache is not worth a failure.
-            yield False
-            return
-        try:
+        """Become the only publisher, if possible; makes room for one more generation."""
+        with ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                held.enter_context(LOCAL.lock(self.directory / "publisher.lock", 0o600))
+            except OSError:
+                # Another task publishes, the application is ending, or its disk is full: the cache must not make a
+                # task fail.
                 yield False
                 return
             for draft in self.directory.glob("draft-*"):
@@ -242,12 +248,10 @@ class SharedCache:
             older = self._generations()[:-1]
             removed = [self._remove(path) for path in older]
             yield all(removed)
-        finally:
-            os.close(lock)
 
     @staticmethod
     def _remove(path: Path) -> bool:
-        """Remove a generation, unless a task still has it mapped."""
+        """Remove a generation unless a task has it mapped."""
         with suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY)
             try:
@@ -280,7 +284,7 @@ class SharedCache:
             number = int(self._generations()[-1].name.partition("-")[2]) + 1 if self._generations() else 1
             os.rename(draft, self.directory / f"generation-{number:08d}")
         except OSError:
-            # No room on the disk, or no disk any more: what there is stays.
+            # The disk is full or gone: the current generations stay.
             draft.unlink(missing_ok=True)
             return False
         return True
@@ -313,7 +317,7 @@ class SharedCache:
             start = stop
 
     def _carry_over(self, relation: Relation) -> bool:
-        """Make a generation of another version one of this version, without the values whose rows have changed."""
+        """Turn a generation of another version into one of this version, without values whose rows have changed."""
         with self._publishing() as is_publisher:
             newest = self._generations()
             generation = Generation.attach(newest[-1]) if is_publisher and newest else None
@@ -335,9 +339,9 @@ class SharedCache:
 
 
 class CachedReader:
-    """A relation's reader with a generation of its cache before it.
+    """A relation's reader with a cache generation in front.
 
-    Positions of the generation come first, those of the relation after them.
+    Positions of the generation come first, then those of the relation.
     """
 
     def __init__(self, reader: RowIndex, generation: Generation) -> None:
@@ -345,7 +349,7 @@ class CachedReader:
         self.schema: pa.Schema = reader.schema
 
     def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
-        """Pairs (which of ``codes``, where); not by query, whatever `in_order` says, but those of a query together."""
+        """Pairs (index into ``codes``, position); pairs of one query are together, but not in query order."""
         found = self._generation.find(codes)
         hits, misses = np.flatnonzero(found >= 0), np.flatnonzero(found < 0)
         queries, positions = self._generation.lookup(codes[hits])
@@ -358,7 +362,7 @@ class CachedReader:
         )
 
     def count(self, codes: Int64Array) -> Int64Array:
-        """The number of rows of each code."""
+        """The number of rows per code."""
         found = self._generation.find(codes)
         misses = np.flatnonzero(found < 0)
         counts = self._generation.count(codes)

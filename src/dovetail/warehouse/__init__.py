@@ -1,6 +1,5 @@
-"""The transformations of an active warehouse, as functions of Arrow data: no Spark is needed to import it.
+"""The transformations of an active warehouse, as functions on Arrow data. Importing it does not need Spark.
 
-A *kept relation* is one that a flow owns: its current rows are those of a version on disk, overlaid by what the flow
-has changed since, which is the flow's state (`kept_rows`). From time to time the driver folds the changes into a new
-version.
+A *kept relation* is owned by a flow. Its current rows are those of a version on disk, overlaid with the changes since
+then, which are part of the flow's state (`kept_rows`). The driver regularly folds the changes into a new version.
 """

@@ -1,8 +1,8 @@
-"""Slowly changing dimensions of type 2: every version of a key's row, with the span of time in which it held.
+"""Slowly changing dimensions, type 2: every version of a key's row, with its validity interval.
 
-The versions of a key follow one another without gaps: each holds from its own time to that of the next, the last one
-for ever. A change that comes late is put between the versions that are there. A change that says what already held at
-its time makes no version; one of the very time of a version replaces it.
+The versions of a key have no gaps: each is valid from its own time until the next one, the last one forever. A late
+change is inserted between existing versions. A change equal to the version that was valid at its time adds no version.
+A change with the same time as an existing version replaces it.
 """
 
 from dataclasses import dataclass
@@ -10,49 +10,38 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dovetail.metrics import OperatorMetrics
-from dovetail.warehouse.kept_rows import Int64Array, KeptRows
+from dovetail.core.arrays import Int64Array
+from dovetail.core.metrics import OperatorMetrics
+from dovetail.warehouse.kept_rows import KeptRows
 from dovetail.warehouse.runs import Runs
 from dovetail.warehouse.transformations import Memo, _Keyed
 
 __all__ = ["FOREVER_US", "History"]
 
 FOREVER_US = 253_402_214_400_000_000
-"""9999-12-31 in microseconds since 1970: the end of a version that still holds."""
+"""9999-12-31 in microseconds since 1970: the end of a version that is still valid."""
 
 
 @dataclass(frozen=True)
 class History(_Keyed):
-    """Keeps the versions of each key's row; puts out the versions that were opened, closed or replaced.
+    """Keeps the versions of each key's row; emits the versions that were opened, closed or replaced."""
 
-    Attributes
-    ----------
-    time_column, hash_column
-        Our names of the stream's columns with the time of a change and the hash of the compared columns.
-    attributes
-        Pairs (our name of the stream's column, the relation's column).
-    valid_from, valid_to, stored_hash
-        The relation's columns.
-    schema
-        The relation's columns with their types.
-    """
-
-    time_column: str
-    hash_column: str
-    attributes: tuple[tuple[str, str], ...]
+    time_column: str  # the stream's column with the time of a change
+    hash_column: str  # the stream's column with the hash of the compared columns
+    attributes: tuple[tuple[str, str], ...]  # (stream column, relation column)
     valid_from: str
     valid_to: str
     stored_hash: str
-    schema: pa.Schema
+    schema: pa.Schema  # of the relation
 
     def columns_read(self) -> list[str] | None:
-        """All: a version that is closed is put again as it was."""
+        """All: closing a version writes the whole row again."""
         return None
 
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:
-        """The versions that this batch makes or changes. Rows whose key or time is NULL are left out, and counted."""
+        """Return the versions that this batch adds or changes. Rows with a NULL key or time are only counted."""
         times = batch.column(self.time_column)
         if times.null_count:
             metrics.stream_tuples_in += times.null_count
@@ -72,11 +61,11 @@ class History(_Keyed):
         metrics.output_rows += changed.size
         if not changed.size:
             return None
-        put_out = self._rows(versions.take(changed), batch, runs, stored)
-        return put_out.select([name for name in self.schema.names if name != self.stored_hash])
+        emitted = self._rows(versions.take(changed), batch, runs, stored)
+        return emitted.select([name for name in self.schema.names if name != self.stored_hash])
 
     def _rows(self, versions: "_Versions", batch: pa.RecordBatch, runs: Runs, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Versions as rows of the relation."""
+        """Convert versions to rows of the relation."""
         columns = self._key_columns(runs, versions.run)
         from_batch = pa.array(runs.rows)
         for ours, theirs in self.attributes:
@@ -94,29 +83,16 @@ class History(_Keyed):
 
 @dataclass(frozen=True)
 class _Versions:
-    """The versions of the keys of a batch, by key and time.
+    """The versions of the keys of a batch, sorted by key and time."""
 
-    Attributes
-    ----------
-    run
-        The number of the key's run.
-    begin, end, hash
-        From when to when it holds, and the hash of what holds.
-    origin
-        Where its attributes are: a row of what was stored or, behind those, a keyed row of the batch.
-    is_changed
-        Whether it was not there before, or held for another time, or said something else.
-    """
-
-    run: Int64Array
+    run: Int64Array  # the number of the key's run
     begin: Int64Array
     end: Int64Array
     hash: Int64Array
-    origin: Int64Array
-    is_changed: np.ndarray
+    origin: Int64Array  # the row of its attributes: first the stored rows, then the keyed rows of the batch
+    is_changed: np.ndarray  # whether it is new, or its interval or content changed
 
     def take(self, chosen: Int64Array) -> "_Versions":
-        """Some of them."""
         parts = (self.run, self.begin, self.end, self.hash, self.origin, self.is_changed)
         return _Versions(*(part[chosen] for part in parts))
 
@@ -124,7 +100,7 @@ class _Versions:
     def of(
         cls, history: History, batch: pa.RecordBatch, runs: Runs, queries: Int64Array, stored: pa.RecordBatch
     ) -> "_Versions":
-        """Put the changes of a batch among the versions that are there."""
+        """Insert the changes of a batch into the existing versions."""
         run = np.concatenate([queries, runs.run_of])
         begin = np.concatenate(
             [_micros(stored.column(history.valid_from)), _micros(batch.column(history.time_column))[runs.rows]]
@@ -134,7 +110,7 @@ class _Versions:
         )
         old_end = np.concatenate([_micros(stored.column(history.valid_to)), np.full(runs.rows.size, -1, np.int64)])
         is_stored = np.arange(run.size) < queries.size
-        # What was stored comes before changes of the same time; changes of one time stay in the batch's order.
+        # Stored versions come before changes of the same time; changes of the same time stay in batch order.
         order = np.lexsort((~is_stored, begin, run))
         run, begin, hashes, old_end = run[order], begin[order], hashes[order], old_end[order]
         is_stored = is_stored[order]

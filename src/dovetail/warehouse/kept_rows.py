@@ -1,8 +1,8 @@
 """The current rows of keys: those of a relation's shard, unless a newer level has the key.
 
-A level is a table of rows that were put together, sorted by code. All rows of a key that count are in the newest level
-that has the key; older ones are history. There are few levels: they are merged when there are many. New levels that
-outgrow the room they are given go to a file and are looked up there.
+A level is a table of rows written together, sorted by code. The newest level that has a key has all current rows of the
+key; older levels are obsolete for it. Levels are merged to keep them few. New levels that exceed their memory limit are
+written to a file and looked up there.
 """
 
 import tempfile
@@ -10,33 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.core.arrays import BoolArray, Int64Array
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.relation.format import CODE_COLUMN
 from dovetail.relation.keys import keys_equal
 from dovetail.relation.shard_reader import ShardReader
 
-__all__ = ["KeptRows", "Level", "merged_levels"]
-
-Int64Array = npt.NDArray[np.int64]
+__all__ = ["KeptRows", "Level", "merged_levels", "on_disk"]
 
 
 class Level:
-    """Rows with their codes, found by code and key.
+    """Rows with their codes (column ``__code``), found by code and key. If ``is_hashed``, codes are hashes of the key.
 
-    Parameters
-    ----------
-    rows
-        With a column ``__code``, in any order.
-    key
-        The key columns.
-    is_hashed
-        Whether codes are hashes, so that equal ones may stand for different keys.
-
-    Examples
-    --------
     >>> level = Level(pa.table({"__code": [2, 1, 2], "k": [2, 1, 2], "v": ["b", "a", "c"]}), ["k"], False)
     >>> queries, positions = level.find(np.array([1, 2, 3]), [pa.array([1, 2, 3])])
     >>> queries.tolist(), level.rows.column("v").take(pa.array(positions)).to_pylist()
@@ -46,7 +33,7 @@ class Level:
     def __init__(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str], is_hashed: bool) -> None:
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         column = table.column(CODE_COLUMN)
-        # In one piece they are used where they lie: a mapped level then takes no memory of its own.
+        # A single chunk is used in place: a mapped level takes no memory.
         codes = (column.chunk(0) if column.num_chunks == 1 else column).to_numpy().astype(np.int64, copy=False)
         if codes.size > 1 and np.any(codes[1:] < codes[:-1]):
             order = np.argsort(codes, kind="stable")
@@ -58,7 +45,6 @@ class Level:
 
     @property
     def rows(self) -> pa.RecordBatch:
-        """The rows in one piece."""
         if self._rows is None:
             table = self.table.combine_chunks()
             batches = table.to_batches()
@@ -66,7 +52,7 @@ class Level:
         return self._rows
 
     def find(self, codes: Int64Array, keys: Sequence[pa.Array]) -> tuple[Int64Array, Int64Array]:
-        """Pairs (which of the codes, which row), by query, of rows with the same key."""
+        """Pairs (index into ``codes``, row) of rows with the same key, sorted by query."""
         first = np.searchsorted(self.codes, codes, side="left").astype(np.int64)
         count = (np.searchsorted(self.codes, codes, side="right") - first).astype(np.int32)
         queries, positions = expand_ranges(first, count)
@@ -76,22 +62,18 @@ class Level:
             queries, positions = queries[same], positions[same]
         return queries, positions
 
-    def has(self, codes: Int64Array, keys: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        """Which of the keys it has."""
+    def has(self, codes: Int64Array, keys: Sequence[pa.Array]) -> BoolArray:
         found = np.zeros(codes.size, np.bool_)
         found[self.find(codes, keys)[0]] = True
         return found
 
     def keys(self) -> list[pa.Array]:
-        """The key columns of all rows."""
         return [self.rows.column(name) for name in self._key]
 
 
 def merged_levels(levels: Sequence[Level], key: Sequence[str], is_hashed: bool) -> pa.Table:
-    """What counts of levels that are given oldest first: for each key the rows of the newest level that has it.
+    """Merge levels, given oldest first: for each key the rows of the newest level that has it.
 
-    Examples
-    --------
     >>> old = Level(pa.table({"__code": [1, 2], "v": ["a", "b"]}), [], False)
     >>> new = Level(pa.table({"__code": [2], "v": ["B"]}), [], False)
     >>> merged_levels([old, new], [], False).to_pydict()
@@ -107,30 +89,16 @@ def merged_levels(levels: Sequence[Level], key: Sequence[str], is_hashed: bool) 
 
 
 class KeptRows:
-    """The current rows of one shard, which a task may look up and replace.
-
-    Parameters
-    ----------
-    shard
-        The shard of the version on disk, opened with the columns that will be looked at, the key among them.
-    levels
-        What was changed since, oldest first.
-    key, is_hashed
-        The relation's.
-    room_bytes
-        The most that new levels take in memory; beyond it they go to a file. None: there is no limit.
-    scratch
-        The directory of that file; None: where temporary files go.
-    """
+    """The current rows of one shard, which a task can look up and replace."""
 
     def __init__(
         self,
-        shard: ShardReader,
-        levels: Sequence[Level],
+        shard: ShardReader,  # of the version on disk, opened with the columns to read, including the key
+        levels: Sequence[Level],  # the changes since that version, oldest first
         key: Sequence[str],
         is_hashed: bool,
-        room_bytes: int | None = None,
-        scratch: Path | None = None,
+        room_bytes: int | None = None,  # of new levels in memory; beyond it they are spilled to a file
+        scratch: Path | None = None,  # the directory of that file; default: the temporary directory
     ) -> None:
         self._shard, self._levels = shard, list(levels)
         self._key, self._is_hashed = list(key), is_hashed
@@ -140,24 +108,16 @@ class KeptRows:
 
     @property
     def new_levels(self) -> list[Level]:
-        """What was put, oldest first."""
+        """The levels added by `put`, oldest first."""
         return self._levels[self._old :]
 
     @property
     def size_bytes(self) -> int:
-        """What the new levels take in memory."""
+        """Bytes of the new levels in memory."""
         return sum(level.table.nbytes for level in self._levels[self._old + self._in_files :])
 
     def find(self, codes: Int64Array, keys: Sequence[pa.Array]) -> tuple[Int64Array, pa.RecordBatch]:
-        """The current rows of keys: which of the codes each is of, and the rows, in no particular order.
-
-        Parameters
-        ----------
-        codes
-            One for each key.
-        keys
-            The key columns.
-        """
+        """The current rows of keys: index into ``codes`` of each row, and the rows, in no particular order."""
         open_queries = np.arange(codes.size)
         found_queries: list[Int64Array] = []
         found_rows: list[pa.RecordBatch] = []
@@ -190,19 +150,19 @@ class KeptRows:
         return np.concatenate(found_queries), pa.concat_batches(pieces) if len(pieces) > 1 else pieces[0]
 
     def put(self, codes: Int64Array, rows: pa.RecordBatch) -> None:
-        """Let these rows be all that count of their keys from now on."""
+        """Replace all rows of their keys with these rows."""
         if rows.num_rows:
             self._levels.append(Level(rows.add_column(0, CODE_COLUMN, pa.array(codes)), self._key, self._is_hashed))
             if self._room_bytes is not None and self.size_bytes > self._room_bytes:
                 self._spill()
 
     def _spill(self) -> None:
-        """Move the levels that are in memory to a file, each for itself, and map them."""
+        """Write each level that is in memory to a file, and map it."""
         first = self._old + self._in_files
         for number in range(first, len(self._levels)):
             table = self._levels[number].table
             self.spilled_bytes += table.nbytes
-            self._levels[number] = Level(_on_disk(table, self._scratch), self._key, self._is_hashed)
+            self._levels[number] = Level(on_disk(table, self._scratch), self._key, self._is_hashed)
         self._in_files = len(self._levels) - self._old
 
     def _taken(self, keys: Sequence[pa.Array], numbers: Int64Array, size: int) -> Sequence[pa.Array]:
@@ -211,8 +171,8 @@ class KeptRows:
         return [column.take(pa.array(numbers)) for column in keys]
 
 
-def _on_disk(table: pa.Table, scratch: Path | None) -> pa.Table:
-    """The same table, mapped from a file that goes when nobody looks at it any more."""
+def on_disk(table: pa.Table, scratch: Path | None) -> pa.Table:
+    """The same table, mapped from a file that is removed when no longer in use."""
     with tempfile.NamedTemporaryFile(dir=scratch, prefix="dovetail-changes-") as file:
         with pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)

@@ -1,62 +1,37 @@
-"""Rows of a shard in runs: all rows of a key follow one another, because tasks get them sorted by code and key."""
+"""Runs of rows with the same key. They are contiguous, because tasks receive rows sorted by code and key."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dovetail.core.arrays import Int64Array
 from dovetail.relation.format import CODE_COLUMN
 from dovetail.relation.keys import keys_equal
 
 __all__ = ["Runs", "runs_of"]
 
-Int64Array = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Runs:
-    """The keyed rows of a batch, grouped by key.
+    """The keyed rows of a batch, grouped by key."""
 
-    Attributes
-    ----------
-    rows
-        Numbers of the rows whose key has no NULL, in order.
-    starts
-        Where, among `rows`, each run begins.
-    run_of
-        The number of the run of each of `rows`.
-    codes, keys
-        Code and key columns of each run.
-    """
-
-    rows: Int64Array
-    starts: Int64Array
-    run_of: Int64Array
-    codes: Int64Array
-    keys: list[pa.Array]
+    rows: Int64Array  # numbers of the rows whose key has no NULL
+    starts: Int64Array  # index into `rows` of the start of each run
+    run_of: Int64Array  # the run of each of `rows`
+    codes: Int64Array  # per run
+    keys: list[pa.Array]  # per run
 
     @property
     def ends(self) -> Int64Array:
-        """Where, among `rows`, the last row of each run is."""
+        """Index into `rows` of the last row of each run."""
         return np.append(self.starts[1:], self.rows.size) - 1
 
 
 def runs_of(batch: pa.RecordBatch, key: Sequence[str], is_hashed: bool) -> Runs:
-    """Group the rows of a batch that is sorted by code and key.
+    """Group the rows of a batch sorted by ``__code`` and key. If ``is_hashed``, equal codes may be different keys.
 
-    Parameters
-    ----------
-    batch
-        With a column ``__code``.
-    key
-        The names of the key columns in it.
-    is_hashed
-        Whether equal codes may stand for different keys.
-
-    Examples
-    --------
     >>> batch = pa.record_batch({"__code": pa.array([None, 4, 4, 7]), "k": pa.array([None, 4, 4, 7])})
     >>> runs = runs_of(batch, ["k"], False)
     >>> runs.rows.tolist(), runs.starts.tolist(), runs.run_of.tolist(), runs.codes.tolist()

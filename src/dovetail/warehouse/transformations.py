@@ -1,8 +1,8 @@
-"""What a flow does with a relation that it keeps: one class per transformation, each a function of Arrow data.
+"""The transformations of a flow with a kept relation: one class each, a function on Arrow data.
 
-A transformation is given a batch of one shard, sorted by code, key and what else orders it, and the shard's current
-rows; it gives the rows to put out, and puts what changes. It reads no clock and draws no numbers: the same batch and
-the same current rows give the same result.
+A transformation receives a batch of one shard, sorted by code, key and any further order, and the shard's current rows.
+It returns the rows to emit, and writes changes with `KeptRows.put`. It uses no clock and no random numbers: the same
+batch and current rows give the same result.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -13,58 +13,49 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.metrics import OperatorMetrics
-from dovetail.warehouse.kept_rows import Int64Array, KeptRows
+from dovetail.core.arrays import Int64Array
+from dovetail.core.metrics import OperatorMetrics
+from dovetail.warehouse.kept_rows import KeptRows
 from dovetail.warehouse.runs import Runs, runs_of
 
 __all__ = ["CHANGES", "Change", "ChangeDetection", "Deduplication", "SurrogateKeys", "Transformation"]
 
 Memo = MutableMapping[str, Any]
-"""What a shard remembers besides rows, ready for JSON."""
+"""State of a shard besides its rows; JSON-serializable."""
 
 Change = Literal["inserted", "changed", "unchanged"]
 CHANGES: tuple[Change, ...] = ("inserted", "changed", "unchanged")
 
 
 class Transformation(Protocol):
-    """What is done with a batch; picklable."""
+    """Processes a batch. Picklable."""
 
     def begin(self, shard: int, shards: int, intent: Mapping[str, Any]) -> Memo:
-        """What a shard remembers before its first micro-batch."""
+        """Return the state of a shard before its first micro-batch."""
 
     def columns_read(self) -> list[str] | None:
-        """The relation's columns that it looks at in current rows; None: all."""
+        """The relation's columns to read of current rows; None: all."""
 
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:
-        """The rows to put out; what changes is put into ``kept``."""
+        """Return the rows to emit, and put changes into ``kept``."""
 
 
 @dataclass(frozen=True)
 class _Keyed:
-    """What all of them know.
+    """Base of all transformations."""
 
-    Attributes
-    ----------
-    key
-        Pairs (our name of the stream's column, the relation's column).
-    is_hashed
-        Whether codes are hashes of the key.
-    emitted
-        The stream's columns to put out, by our names.
-    """
-
-    key: tuple[tuple[str, str], ...]
-    is_hashed: bool
-    emitted: tuple[str, ...]
+    key: tuple[tuple[str, str], ...]  # (stream column, relation column)
+    is_hashed: bool  # whether codes are hashes of the key
+    emitted: tuple[str, ...]  # the stream's columns to emit
 
     def begin(self, shard: int, shards: int, intent: Mapping[str, Any]) -> Memo:
-        """Nothing is remembered besides rows."""
+        """No state besides rows."""
         return {}
 
     def columns_read(self) -> list[str] | None:
-        """The key: whatever else is stored need not be read to know whether a key is there."""
+        """Only the key: it is enough to know whether a key exists."""
         return [theirs for _, theirs in self.key]
 
     def _runs(self, batch: pa.RecordBatch, metrics: OperatorMetrics) -> Runs:
@@ -82,18 +73,12 @@ class _Keyed:
 
 @dataclass(frozen=True)
 class SurrogateKeys(_Keyed):
-    """Each key gets a number of its own, for ever: ``counter * shards + shard``, so that no shard asks another.
+    """Each key gets a permanent, unique number: ``counter * shards + shard``, so that shards need no coordination."""
 
-    Attributes
-    ----------
-    column
-        The relation's column that holds the number.
-    """
-
-    column: str
+    column: str  # the relation's column with the number
 
     def begin(self, shard: int, shards: int, intent: Mapping[str, Any]) -> Memo:
-        """The first counter is above all numbers that the relation had when the flow began."""
+        """The first counter is above all numbers in the relation when the flow started."""
         return {"next": int(intent["first_counter"]), "shard": shard, "shards": shards}
 
     def columns_read(self) -> list[str] | None:
@@ -103,7 +88,7 @@ class SurrogateKeys(_Keyed):
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:
-        """The rows with their numbers; keys that have none get the next ones. A key with a NULL has none."""
+        """Return the rows with their numbers. New keys get the next numbers. A key with a NULL has no number."""
         runs = self._runs(batch, metrics)
         queries, rows = kept.find(runs.codes, runs.keys)
         numbers = np.full(runs.codes.size, -1, np.int64)
@@ -128,20 +113,14 @@ class SurrogateKeys(_Keyed):
 
 @dataclass(frozen=True)
 class Deduplication(_Keyed):
-    """The first row of each key passes; every later one is a duplicate.
+    """The first row of each key passes; every later one is a duplicate."""
 
-    Attributes
-    ----------
-    is_marking
-        Whether duplicates are put out as well, marked, instead of being left out.
-    """
-
-    is_marking: bool
+    is_marking: bool  # emit duplicates too, with a mark
 
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:
-        """The rows that are no duplicates, or all rows with a mark. A key with a NULL equals none, so its rows pass."""
+        """Return the rows that are not duplicates, or all rows with a mark. Rows with a NULL in the key pass."""
         runs = self._runs(batch, metrics)
         queries, _ = kept.find(runs.codes, runs.keys)
         is_new = np.ones(runs.codes.size, np.bool_)
@@ -165,33 +144,21 @@ class Deduplication(_Keyed):
 
 @dataclass(frozen=True)
 class ChangeDetection(_Keyed):
-    """Tells of each row whether its key is new, or its compared columns are others than before: type 1 history.
+    """Classifies each row as inserted, changed or unchanged by its key and compared columns: type 1 history."""
 
-    Attributes
-    ----------
-    hash_column
-        Our name of the stream's column with the hash of the compared columns.
-    stored_hash
-        The relation's column that holds the hash.
-    stored
-        Pairs (our name of the stream's column, the relation's column) that are kept besides.
-    wanted
-        Which of `CHANGES` are put out.
-    """
-
-    hash_column: str
-    stored_hash: str
-    stored: tuple[tuple[str, str], ...]
-    wanted: tuple[str, ...]
+    hash_column: str  # the stream's column with the hash of the compared columns
+    stored_hash: str  # the relation's column with the hash
+    stored: tuple[tuple[str, str], ...]  # (stream column, relation column) stored besides the key
+    wanted: tuple[str, ...]  # the `CHANGES` to emit
 
     def columns_read(self) -> list[str] | None:
-        """The key and the hash: a wide row is compared without being read."""
+        """The key and the hash: a wide row is compared without reading it."""
         return [*(theirs for _, theirs in self.key), self.stored_hash]
 
     def apply(
         self, batch: pa.RecordBatch, kept: KeptRows, memo: Memo, metrics: OperatorMetrics
     ) -> pa.RecordBatch | None:
-        """The rows with what has changed; the last row of each key is kept. A key with a NULL is always new."""
+        """Return the rows with their change, and keep the last row of each key. A key with a NULL is always new."""
         runs = self._runs(batch, metrics)
         queries, rows = kept.find(runs.codes, runs.keys)
         hashes = batch.column(self.hash_column).to_numpy(zero_copy_only=False)[runs.rows]

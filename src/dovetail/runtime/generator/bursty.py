@@ -1,25 +1,22 @@
 """The bursty, self-similar stream of the HYBRIDJOIN paper's appendix.
 
-Ten virtual objects take turns between on and off. Object i sends 2^i tuples a step while it is on, and stays as it is
-for a random part of 2^i steps, so what sends most also changes least often, and there are bursts within bursts on every
-scale from one step to 2^10. A tuple's key is drawn by Zipf's law.
+Ten virtual objects switch between on and off. Object i sends 2^i tuples per step while it is on, and keeps its state
+for a random part of 2^i steps. So the largest senders change least often, and there are bursts within bursts on every
+scale from one step to 2^10. Keys are drawn by Zipf's law.
 
-The paper keeps the objects in a priority queue by the time of their next change; here each object has its own numbers,
-so that counts come out as arrays and any part of the stream can be made again from a `BurstyState`. Three places of its
-figure 9 are read for what they must mean: *on* is a property of an object; all changes that are due happen (one a step,
-as printed, would fall behind, since two are due in an average step); and the stream begins in its steady state, where
-the paper begins with all objects on and measures after 20 minutes.
+The paper keeps the objects in a priority queue by the time of their next change; here each object has its own random
+numbers, so that counts are computed as arrays and any part of the stream can be remade from a `BurstyState`. Three
+places of its figure 9 are interpreted: *on* is a property of an object; all due changes happen (one per step, as
+printed, would fall behind, since two are due in an average step); and the stream begins in its steady state, where the
+paper begins with all objects on and measures after 20 minutes.
 
-The stream is self-similar over the scales that the objects have, and no further: beyond 2^objects steps it is as smooth
-as independent arrivals. More objects reach further.
+The stream is self-similar up to 2^objects steps; beyond that it is as smooth as independent arrivals.
 """
 
 # mypy: allow-untyped-decorators
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -28,12 +25,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import dovetail.kernels  # noqa: F401 -- chooses where compiled code is kept; must come first
-from dovetail.errors import PlanError
-from dovetail.testing.flows import Feed
-from dovetail.workloads._mixing import stream_key, uniform_at, uniforms_at
-from dovetail.workloads.zipf import KeyOrder, Zipf
+from dovetail.core.errors import PlanError
+from dovetail.runtime.generator.mixing import stream_key, uniform_at, uniforms_at
+from dovetail.runtime.generator.zipf import KeyOrder, Zipf
 
-__all__ = ["BURSTY_SCHEMA", "BurstyArrivals", "BurstyState", "BurstyStream", "hurst_exponent", "write_bursty_files"]
+__all__ = ["BURSTY_SCHEMA", "BurstyArrivals", "BurstyState", "BurstyStream"]
 
 BURSTY_SCHEMA = pa.schema({"k": pa.int64(), "v": pa.int64(), "ts": pa.timestamp("us", tz="UTC")})
 _PAPER_OBJECTS = 10
@@ -43,35 +39,19 @@ _STEPS_AT_A_TIME = 1 << 16
 
 @dataclass(frozen=True)
 class BurstyState:
-    """Where a bursty stream stands: everything that the steps from here on depend on.
+    """The position in a bursty stream: all that later steps depend on."""
 
-    Attributes
-    ----------
-    step
-        The next step.
-    bandwidth
-        What all objects together have sent before it, in units of their bandwidth.
-    swaps, next_swaps
-        For each object, how often it has changed, and when it will change next.
-    """
-
-    step: int
-    bandwidth: int
-    swaps: tuple[int, ...]
-    next_swaps: tuple[float, ...]
+    step: int  # the next step
+    bandwidth: int  # sent by all objects before it, in units of their bandwidth
+    swaps: tuple[int, ...]  # per object, how often it has changed
+    next_swaps: tuple[float, ...]  # per object, the step of its next change
 
 
 class BurstyArrivals:
     """How many tuples arrive in each step.
 
-    Parameters
-    ----------
-    tuples_per_step
-        The mean; None for that of the paper's objects: half of 2 + 4 + ... + 2^objects.
-    objects
-        How many virtual objects; the paper has 10.
-    seed
-        Equal arguments give equal streams.
+    `tuples_per_step` is the mean; None for that of the paper's objects: half of 2 + 4 + ... + 2^objects. The paper has
+    10 objects. Equal arguments give equal streams.
 
     Examples
     --------
@@ -90,17 +70,17 @@ class BurstyArrivals:
         self._bandwidths = np.int64(1) << np.arange(1, objects + 1, dtype=np.int64)
         mean = float(self._bandwidths.sum()) / 2.0
         if tuples_per_step is not None and not 0.0 < tuples_per_step <= 1e9:
-            raise PlanError(f"tuples_per_step={tuples_per_step}: a stream has more than 0 and up to 1e9 tuples a step.")
+            raise PlanError(f"tuples_per_step={tuples_per_step}: must be above 0 and at most 1e9.")
         self.objects, self.seed = objects, seed
         self.tuples_per_step = mean if tuples_per_step is None else float(tuples_per_step)
         self._scale = self.tuples_per_step / mean
         self._keys = np.array([stream_key(seed, 0xB0B, number) for number in range(objects)], dtype=np.uint64)
 
     def start(self) -> BurstyState:
-        """The state before step 0: every object on or off as often, and somewhere within a period."""
+        """The state before step 0: every object is on or off with equal probability, somewhere within a period."""
         with np.errstate(over="ignore"):
             first = np.array([[uniform_at(key, n) for n in (0, 1)] for key in self._keys])
-        # What is left of a period that one falls into: periods are a uniform share of 2^i, and long ones are met more.
+        # The rest of the period at a random moment: periods are uniform in 2^i, and long ones are hit more often.
         remaining = self._bandwidths * (1.0 - np.sqrt(first[:, 1]))
         swaps = (first[:, 0] < 0.5).astype(np.int64)
         return BurstyState(0, 0, tuple(swaps.tolist()), tuple(remaining.tolist()))
@@ -108,7 +88,7 @@ class BurstyArrivals:
     def advance(self, state: BurstyState, steps: int) -> tuple[NDArray[np.int64], BurstyState]:
         """The tuples of each of the next `steps` steps, and the state after them."""
         if steps < 0:
-            raise PlanError(f"steps={steps}: a stream does not go backwards.", hint="Keep the state to start from.")
+            raise PlanError(f"steps={steps}: must be at least 0.", hint="Keep an earlier state to start from.")
         swaps = np.array(state.swaps, dtype=np.int64)
         next_swaps = np.array(state.next_swaps, dtype=np.float64)
         with np.errstate(over="ignore"):
@@ -126,7 +106,7 @@ class BurstyArrivals:
         return int(self._tuples(np.array([state.bandwidth], dtype=np.int64))[0])
 
     def seek(self, step: int, known: BurstyState | None = None) -> BurstyState:
-        """The state before a step, from an earlier one or from the start; a hundred million steps take some seconds."""
+        """The state before a step, from an earlier state or the start; a hundred million steps take some seconds."""
         state = known if known is not None and known.step <= step else self.start()
         while state.step < step:
             _, state = self.advance(state, min(_STEPS_AT_A_TIME, step - state.step))
@@ -140,18 +120,8 @@ class BurstyArrivals:
 class BurstyStream:
     """The tuples of a bursty stream: key, number and time.
 
-    Parameters
-    ----------
-    keys
-        Size of the domain of keys.
-    exponent, order
-        Of the keys' distribution, see `Zipf`; the paper has exponent 1.
-    tuples_per_step, objects, seed
-        See `BurstyArrivals`.
-    step_us
-        How long a step is in the tuples' times, in microseconds.
-    start_us
-        The time of step 0, in microseconds since 1970.
+    See `Zipf` for `keys`, `exponent` (the paper has 1) and `order`, and `BurstyArrivals` for the arrivals. A step lasts
+    `step_us` microseconds, and step 0 is at `start_us` since 1970.
 
     Examples
     --------
@@ -192,65 +162,16 @@ class BurstyStream:
         return pa.record_batch(columns, schema=BURSTY_SCHEMA), after
 
     def batches(self, steps: int, steps_per_batch: int) -> Iterator[pa.RecordBatch]:
-        """The first `steps` steps, so many at a time."""
+        """The first `steps` steps in batches."""
         state = self.arrivals.start()
         while state.step < steps:
             batch, state = self.batch(state, min(steps_per_batch, steps - state.step))
             yield batch
 
 
-def write_bursty_files(
-    stream: BurstyStream, directory: str | os.PathLike[str], steps: int, steps_per_file: int
-) -> list[Path]:
-    """Write the first steps of a stream as Parquet files that a streaming file source reads one after the other.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> files = write_bursty_files(BurstyStream(keys=10, tuples_per_step=2.0), tempfile.mkdtemp(), 100, 50)
-    >>> [path.name for path in files]
-    ['000000.parquet', '000001.parquet']
-    """
-    feed = Feed(directory)
-    return [feed.add(pa.Table.from_batches([batch])) for batch in stream.batches(steps, steps_per_file)]
-
-
-def hurst_exponent(counts: NDArray[np.int64], smallest: int = 1, largest: int | None = None) -> float:
-    """Estimate how self-similar a stream is from how the variance of its means over m steps falls with m.
-
-    0.5 for independent arrivals (the variance falls as 1/m), 1 where averaging smooths nothing.
-
-    Parameters
-    ----------
-    counts
-        Arrivals in each step.
-    smallest, largest
-        The scales m to look at: powers of two between these; by default up to a fiftieth of the stream.
-
-    Examples
-    --------
-    >>> poisson = np.random.default_rng(1).poisson(50.0, 100_000)
-    >>> abs(hurst_exponent(poisson) - 0.5) < 0.05
-    True
-    """
-    limit = counts.size // 50 if largest is None else largest
-    scales = [1 << power for power in range(40) if smallest <= 1 << power <= limit]
-    if len(scales) < 3:
-        raise PlanError(
-            f"{counts.size} steps with scales from {smallest} to {limit} are too few for a Hurst exponent.",
-            hint="Three powers of two are needed, each with fifty blocks.",
-        )
-    variances = []
-    for scale in scales:
-        blocks = counts[: counts.size // scale * scale].reshape(-1, scale).mean(axis=1)
-        variances.append(float(blocks.var()))
-    slope = np.polyfit(np.log(scales), np.log(variances), 1)[0]
-    return 1.0 + float(slope) / 2.0
-
-
 @numba.njit(cache=True)
 def _walk(first_step: Any, steps: Any, bandwidths: Any, keys: Any, swaps: Any, next_swaps: Any) -> Any:
-    """What is sent in each step; `swaps` and `next_swaps` move on. An object is on after an odd number of changes."""
+    """What is sent in each step; advances `swaps` and `next_swaps`. An object is on after an odd number of changes."""
     sent = np.zeros(steps, dtype=np.int64)
     for number in range(bandwidths.size):
         bandwidth, key = bandwidths[number], keys[number]

@@ -1,4 +1,4 @@
-"""Random numbers by position: the n-th number of a stream without the n - 1 before it, so any part can be remade."""
+"""Random numbers by position: the n-th number of a stream is computed without the ones before it."""
 
 # mypy: allow-untyped-decorators
 
@@ -40,14 +40,14 @@ def _uniforms(key: Any, first: Any, count: Any) -> Any:
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """The key of a stream of numbers of its own for every combination of parts, a seed among them."""
+    """The key of an independent stream of numbers for every combination of parts, one of them a seed."""
     words = np.random.SeedSequence([part & 0xFFFF_FFFF_FFFF_FFFF for part in parts]).generate_state(1, np.uint64)
     return np.uint64(words[0])
 
 
 def uniforms_at(key: np.uint64, first: int, count: int) -> NDArray[np.float64]:
-    """The numbers at `count` positions from `first` on."""
-    # Wrapping around is what mixing means; numpy warns of it where the functions are not compiled.
+    """The numbers at `count` positions starting at `first`."""
+    # Wrap-around is intended; numpy warns of it if the functions are not compiled.
     with np.errstate(over="ignore"):
         numbers: NDArray[np.float64] = _uniforms(key, first, count)
     return numbers

@@ -1,16 +1,15 @@
 """Zipf's law over a finite domain, by exact inversion.
 
-Rank r of n has probability r^-e / (1^-e + ... + n^-e). A uniform number is mapped to a rank by inverting that
-distribution's cumulative sums, in constant expected time and constant memory:
+Rank r of n has probability r^-e / (1^-e + ... + n^-e). A uniform number is mapped to a rank by inverting the cumulative
+sums, in constant expected time and constant memory:
 
-- the first `HEAD_RANKS` ranks have their cumulative sums in a table, searched from a guide (one entry per
-  equal slice of the table's probability, so that a search starts at most a few entries from its end);
-- beyond them the cumulative sum is its integral plus the Euler-Maclaurin correction of the midpoint rule,
-  whose error there is below 1e-19, far less than a double can hold. The integral has a closed inverse, and a
-  number that falls so near a boundary that rounding could decide is compared with the two sums it lies
-  between.
+- the first `HEAD_RANKS` ranks have their cumulative sums in a table, searched from a guide (one entry per equal slice
+  of the table's probability, so a search starts at most a few entries from its end);
+- beyond them the cumulative sum is its integral plus the Euler-Maclaurin correction of the midpoint rule, whose error
+  there is below 1e-19, far below double precision. The integral has a closed inverse; a number so near a boundary that
+  rounding could decide is compared with the two sums around it.
 
-So there is no rejection, one uniform number gives one rank, and larger numbers give larger ranks.
+There is no rejection: one uniform number gives one rank, and larger numbers give larger ranks.
 """
 
 # mypy: allow-untyped-decorators
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import dovetail.kernels  # noqa: F401 -- chooses where compiled code is kept; must come first
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["HEAD_RANKS", "KeyOrder", "Zipf"]
 
@@ -33,7 +32,7 @@ KeyOrder = Literal["ranked", "shuffled"]
 HEAD_RANKS = 1 << 16
 _LARGEST_DOMAIN = 1 << 52
 _EPSILON = float(np.finfo(np.float64).eps)
-# The inverse leaves out a term worth at most 2 / (24 * HEAD_RANKS) of a rank: nearer to a boundary, check.
+# The inverse omits a term of at most 2 / (24 * HEAD_RANKS) of a rank: nearer to a boundary, check.
 _BOUNDARY_RANKS = 2e-6
 
 
@@ -42,15 +41,13 @@ class Zipf:
 
     Parameters
     ----------
-    n
-        Number of codes.
     exponent
         0 (uniform) to 2. The papers use 0 to 1.
     order
-        ``"ranked"``: code r is the r-th most frequent, so hot codes are neighbours in a sorted relation, as
-        in the HYBRIDJOIN paper. ``"shuffled"``: ranks are mapped onto codes by a seeded permutation.
+        ``"ranked"``: code r is the r-th most frequent, so hot codes are neighbours in a sorted relation, as in the
+        HYBRIDJOIN paper. ``"shuffled"``: ranks are mapped to codes by a seeded permutation.
     seed
-        Decides the permutation and the numbers drawn. Equal arguments give equal streams.
+        Determines the permutation and the numbers drawn. Equal arguments give equal streams.
 
     Examples
     --------
@@ -87,69 +84,29 @@ class Zipf:
         return f"Zipf(n={self.n}, exponent={self.exponent:g}, order={self.order!r}, seed={self.seed})"
 
     def sample(self, size: int) -> NDArray[np.int64]:
-        """Draw the next `size` codes of the stream.
-
-        Examples
-        --------
-        >>> stream = Zipf(3, exponent=0.0, seed=1)
-        >>> sorted(set(stream.sample(100).tolist()))
-        [1, 2, 3]
-        """
+        """Draw the next `size` codes of the stream."""
         ranks = self.ranks_at(self._generator.random(size))
         return self.codes_of(ranks)
 
     def ranks_at(self, uniforms: ArrayLike) -> NDArray[np.int64]:
-        """Invert the distribution: the least rank whose cumulative probability exceeds each number.
-
-        Parameters
-        ----------
-        uniforms
-            Numbers in [0, 1).
-
-        Examples
-        --------
-        Two ranks with probabilities 2/3 and 1/3.
-
-        >>> Zipf(2, exponent=1.0).ranks_at([0.0, 0.66, 0.67, 0.999]).tolist()
-        [1, 1, 2, 2]
-        """
+        """Invert the distribution: the least rank whose cumulative probability exceeds each number in [0, 1)."""
         numbers = np.ascontiguousarray(uniforms, dtype=np.float64)
         ranks: NDArray[np.int64] = _invert(numbers, self.n, self.exponent, self._total, self._head_sums, self._guide)
         return ranks
 
     def codes_of(self, ranks: ArrayLike) -> NDArray[np.int64]:
-        """Map ranks (1 is the most frequent) onto codes.
-
-        Examples
-        --------
-        >>> Zipf(10, exponent=1.0).codes_of([1, 2]).tolist()
-        [1, 2]
-        >>> sorted(Zipf(5, exponent=1.0, order="shuffled", seed=3).codes_of([1, 2, 3, 4, 5]).tolist())
-        [1, 2, 3, 4, 5]
-        """
+        """Map ranks (1 is the most frequent) to codes."""
         ranks = np.ascontiguousarray(ranks, dtype=np.int64)
         return ranks if self.order == "ranked" else self._mixer.permute(ranks)
 
     def probabilities(self, ranks: ArrayLike) -> NDArray[np.float64]:
-        """Probability of each rank.
-
-        Examples
-        --------
-        >>> Zipf(2, exponent=1.0).probabilities([1, 2]).round(3).tolist()
-        [0.667, 0.333]
-        """
+        """The probability of each rank."""
         return np.asarray(ranks, dtype=np.float64) ** -self.exponent / self._total
 
     def hit_ratio(self, top_k: float) -> float:
-        """Share of the stream that falls on the `top_k` most frequent codes: the papers' h.
+        """The share of the stream on the `top_k` most frequent codes: the papers' h.
 
         `top_k` may be fractional (the last code then counts in part) and is limited to 0..n.
-
-        Examples
-        --------
-        >>> skewed = Zipf(3_500_000, exponent=1.0)
-        >>> round(skewed.hit_ratio(35_000), 3), skewed.hit_ratio(0), skewed.hit_ratio(3_500_000)
-        (0.706, 0.0, 1.0)
         """
         kept = min(max(float(top_k), 0.0), float(self.n))
         whole = int(kept)
@@ -157,31 +114,16 @@ class Zipf:
         return float((sums[0] + (kept - whole) * (sums[1] - sums[0])) / self._total)
 
     def hit_curve(self, rows_per_code: float = 1.0) -> Callable[[float], float]:
-        """Give the hit ratio as a function of cached relation rows, as the tuner takes it.
+        """The hit ratio as a function of cached relation rows, as the tuner takes it.
 
-        Parameters
-        ----------
-        rows_per_code
-            Relation rows that share a code; all of them must be cached for the code to be served.
-
-        Examples
-        --------
-        >>> curve = Zipf(1000, exponent=1.0).hit_curve()
-        >>> curve(1000)
-        1.0
+        All `rows_per_code` relation rows of a code must be cached for the code to be served.
         """
         return lambda cached_rows: self.hit_ratio(cached_rows / rows_per_code)
 
     def storage_cumulative(self) -> NDArray[np.float64]:
-        """Cumulative probability by code: entry i is the share of the stream on codes 1..i+1.
+        """Cumulative probability by code, 8 bytes each: entry i is the share of the stream on codes 1..i+1.
 
-        This is what the HYBRIDJOIN model needs to know about the order of a relation sorted by code. It takes
-        8 bytes per code.
-
-        Examples
-        --------
-        >>> Zipf(4, exponent=1.0).storage_cumulative().round(2).tolist()
-        [0.48, 0.72, 0.88, 1.0]
+        The HYBRIDJOIN model needs it for the order of a relation sorted by code.
         """
         ranks = np.arange(1, self.n + 1, dtype=np.int64)
         by_code = np.empty(self.n, dtype=np.float64)
@@ -192,9 +134,9 @@ class Zipf:
 class _Mixer:
     """A seeded permutation of 1..n in constant memory.
 
-    Every round is invertible on the numbers of b bits, 2^b being the power of two that holds n: multiply by
-    an odd number, add, fold the upper half onto the lower. A result outside the domain is permuted again
-    (cycle walking), which keeps it a permutation and takes less than two tries on average.
+    Every round is invertible on numbers of b bits, 2^b being the power of two that holds n: multiply by an odd number,
+    add, fold the upper half onto the lower. A result outside the domain is permuted again (cycle walking), which keeps
+    it a permutation and takes less than two tries on average.
     """
 
     _ROUNDS = 4
@@ -202,14 +144,13 @@ class _Mixer:
     def __init__(self, n: int, seed: int) -> None:
         self._n = n
         self._bits = max(1, (n - 1).bit_length())
-        # A stream of its own: the permutation must not be correlated with the numbers drawn from the same
-        # seed.
+        # A separate stream: the permutation must not correlate with the numbers drawn from the same seed.
         constants = np.random.Generator(np.random.PCG64([seed, 0x5A1F]))
         self._multipliers = constants.integers(0, 2**63, self._ROUNDS, dtype=np.uint64) | np.uint64(1)
         self._increments = constants.integers(0, 2**63, self._ROUNDS, dtype=np.uint64)
 
     def permute(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        # Wrapping around is what mixing means; numpy warns of it where the function is not compiled.
+        # Wrap-around is intended; numpy warns of it if the function is not compiled.
         with np.errstate(over="ignore"):
             permuted: NDArray[np.int64] = _permute(values, self._n, self._bits, self._multipliers, self._increments)
         return permuted
@@ -240,10 +181,10 @@ def _permute(
 
 
 def _build_guide(head_sums: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Cut the head into as many equal slices as it has ranks; give the first rank (from 0) of each."""
+    """The first rank (from 0) of each of as many equal slices of the head as it has ranks."""
     slices = head_sums.size
     starts = np.arange(slices, dtype=np.float64) * (head_sums[-1] / slices)
-    # One rank early, because the slice of a number is found with a multiplication that may round upwards.
+    # One rank early, because the multiplication that finds a number's slice may round up.
     first = np.searchsorted(head_sums, starts, side="right") - 1
     guide: NDArray[np.int32] = np.maximum(first, 0).astype(np.int32)
     return guide
@@ -251,7 +192,7 @@ def _build_guide(head_sums: NDArray[np.float64]) -> NDArray[np.int32]:
 
 @numba.njit(cache=True)
 def _integral_from(origin: Any, end: Any, exponent: Any) -> Any:
-    """Integral of x^-exponent from `origin` to `end`, precise for exponents near 1 as well."""
+    """Integral of x^-exponent from `origin` to `end`, precise also for exponents near 1."""
     log_ratio = math.log(end / origin)
     power = (1.0 - exponent) * log_ratio
     growth = log_ratio if abs(power) < 1e-300 else log_ratio * (math.expm1(power) / power)

@@ -1,52 +1,47 @@
-"""What makes a checkpoint the checkpoint of one flow: its operators, their inputs, and how rows are routed."""
+"""What ties a checkpoint to one flow: its operators, their inputs, and how rows are routed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from dovetail.errors import StateError
+from dovetail.core.errors import StateError
+from dovetail.storage.documents import read_document
 
-__all__ = ["FlowFingerprint"]
+__all__ = ["FlowFingerprint", "saved_operators"]
 
-_START_ANEW = "Start the changed flow with a new checkpoint, after the old one was stopped with drain=True."
+_START_ANEW = (
+    "Stop the old flow with drain=True, and start the changed one with a new checkpoint and resume_from= this one."
+)
 
 
 @dataclass(frozen=True)
 class FlowFingerprint:
-    """The part of a flow that its saved state depends on.
+    """The part of a flow that its saved state depends on; JSON-serializable.
 
-    Attributes
-    ----------
-    flow
-        The flow's name.
-    operators
-        One entry per stateful operator, in order: ``name``, ``kind``, ``shards``, ``hash``, ``input`` (columns with
-        types), ``output``, and what else its state depends on, all ready for JSON.
+    Each stateful operator has ``name``, ``kind``, ``shards``, ``hash``, ``input`` (columns with types), ``output``, and
+    whatever else its state depends on.
 
-    Examples
-    --------
     >>> saved = FlowFingerprint("orders", ({"name": "1-enrich", "shards": 8},))
     >>> FlowFingerprint("orders", ({"name": "1-enrich", "shards": 4},)).require_same(saved, "ckpt")
     Traceback (most recent call last):
-    dovetail.errors.StateError: The checkpoint ckpt was made with shards=8 in operator '1-enrich'; this flow has \
-shards=4. Use shards=8 again, or start the changed flow with a new checkpoint, after the old one was stopped with \
-drain=True.
+    dovetail.core.errors.StateError: The checkpoint ckpt was made with shards=8 in operator '1-enrich'; this flow has
+    shards=4. Use shards=8 again, or stop the old flow with drain=True, and start the changed one with a new checkpoint
+    and resume_from= this one.
     """
 
     flow: str
     operators: tuple[Mapping[str, Any], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON; the inverse of `from_dict`."""
         return {"flow": self.flow, "operators": [dict(operator) for operator in self.operators]}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "FlowFingerprint":
-        """Read what `as_dict` gave."""
         return cls(saved["flow"], tuple(saved["operators"]))
 
     def require_same(self, saved: "FlowFingerprint", where: object) -> None:
-        """Refuse a checkpoint whose state this flow could not use, saying what differs."""
+        """Refuse a checkpoint whose state this flow cannot use, and name the difference."""
         if saved.flow != self.flow:
             raise StateError(
                 f"The checkpoint {where} belongs to the flow {saved.flow!r}, this flow is {self.flow!r}.",
@@ -64,6 +59,12 @@ drain=True.
             for name in sorted({*our, *their}):
                 if our.get(name) != their.get(name):
                     raise _difference(where, our["name"], name, their.get(name), our.get(name))
+
+
+def saved_operators(root: Path) -> tuple[Mapping[str, Any], ...]:
+    """The operators of the flow whose state is in a directory; none if there is no flow yet."""
+    saved = read_document(root / "flow.json")
+    return () if saved is None else FlowFingerprint.from_dict(saved).operators
 
 
 def _difference(where: object, operator: str, name: str, saved: Any, ours: Any) -> StateError:

@@ -1,18 +1,34 @@
-"""Settings of Spark's that hold for one job of a flow, where it is known that they change nothing but its speed."""
+"""Spark settings for a flow or one of its jobs, used only if they change nothing but speed."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-__all__ = ["job_settings", "row_bytes", "set_for_a_while"]
+__all__ = ["job_settings", "row_bytes", "set_for_a_while", "stream_settings"]
 
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 _MOST_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _WITHOUT_LIMIT = str(2**31 - 1)
+_PRUNES_STREAMS = "spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan"
+_STATELESS = {
+    "EventTimeWatermark",
+    "Filter",
+    "Generate",
+    "MapInArrow",
+    "MapInPandas",
+    "Project",
+    "StreamingRelation",
+    "StreamingRelationV2",
+    "SubqueryAlias",
+    "Union",
+    "View",
+}
 _WIDTHS: Mapping[type[T.DataType], int] = {
     T.BooleanType: 1,
     T.ByteType: 1,
@@ -30,15 +46,13 @@ _WIDTHS: Mapping[type[T.DataType], int] = {
 
 
 def job_settings(spark: SparkSession, schemas: Iterable[T.StructType], stages_in_jvm: bool) -> dict[str, str]:
-    """What to set for a job that has steps only, whose rows go to Python with these columns.
+    """Settings for a job that has only steps, whose rows go to Python with these columns.
 
-    They go there for the steps alone if the sink stages in the JVM.
+    Adaptive planning is off: Spark would plan again after every shuffle, with nothing to change.
 
-    Spark plans it before it runs and not again after every shuffle: there is nothing that it could change.
-
-    Spark ends a batch of rows for Python where it has so many bytes, and for that adds up the bytes of all columns anew
-    for every row, which took half of the CPU time of such a task. Where so many rows cannot have so many bytes, it need
-    not look.
+    Spark limits the bytes of a batch for Python, and for that sums the bytes of all columns again for every row, which
+    took half of the CPU time of such a task. If the maximum number of rows cannot reach the limit, the limit is lifted.
+    This requires that the sink stages in the JVM, so that no other rows go to Python.
     """
     settings = {_ADAPTIVE: "false"}
     widths = [row_bytes(schema) for schema in schemas]
@@ -51,11 +65,31 @@ def job_settings(spark: SparkSession, schemas: Iterable[T.StructType], stages_in
     return settings
 
 
-def row_bytes(schema: T.DataType) -> int | None:
-    """The most bytes of a row in Arrow's format, with a byte per column for whether it is NULL; None: no such bound.
+def stream_settings(df: DataFrame) -> dict[str, str]:
+    """Settings while a flow with this input is started; its micro-batches inherit them.
 
-    Examples
-    --------
+    No row of the tick source is ever read, see `dovetail.spark.flow.ticks`. Spark knows that, but keeps its branch of
+    the plan, and with it a task that only starts Python if the first step works in place: on two cores, two partitions
+    took as long as four. Spark keeps it for stateful operators, which must run in every micro-batch. If the input has
+    none, the branch is pruned.
+    """
+    if not _is_stateless(df._jdf.queryExecution().analyzed()):
+        return {}
+    try:
+        df.sparkSession.conf.get(_PRUNES_STREAMS)
+    except PySparkException:
+        return {}  # a Spark that has no such setting
+    return {_PRUNES_STREAMS: "true"}
+
+
+def _is_stateless(plan: Any) -> bool:
+    children = plan.children()
+    return plan.nodeName() in _STATELESS and all(_is_stateless(children.apply(n)) for n in range(children.size()))
+
+
+def row_bytes(schema: T.DataType) -> int | None:
+    """The maximum bytes of a row in Arrow's format, with a validity byte per column; None if there is no bound.
+
     >>> row_bytes(T.StructType().add("k", "long").add("at", "timestamp"))
     19
     >>> row_bytes(T.StructType().add("k", "long").add("name", "string")) is None
@@ -71,7 +105,7 @@ def row_bytes(schema: T.DataType) -> int | None:
 
 @contextmanager
 def set_for_a_while(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session, and put them back."""
+    """Change settings of a session, and restore them."""
     before = {name: str(spark.conf.get(name)) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)

@@ -1,11 +1,11 @@
-"""What a running flow tells about itself."""
+"""The progress that a running flow reports."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.metrics import OperatorMetrics
-from dovetail.state import StateFile
+from dovetail.core.metrics import OperatorMetrics
+from dovetail.storage.state_files import StateFile
 
 __all__ = ["FlowProgress", "OperatorProgress", "progress_of"]
 
@@ -19,25 +19,25 @@ class OperatorProgress:
     name
         The operator.
     tuples_per_second, rows_per_second
-        Stream tuples taken in and rows put out, per second since the micro-batch before.
+        Stream tuples in and rows out, per second since the previous micro-batch.
     hit_ratio, negative_ratio
-        Of the tuples taken in by this micro-batch: how many the cache answered with rows, and with "no match".
+        The fraction of this micro-batch's tuples that the cache answered with rows, and with "no match".
     pending
-        Tuples that wait.
+        Waiting tuples.
     oldest_wait_ms
-        How long the oldest of them has waited, by the times of micro-batches; None if none waits.
+        How long the oldest of them has waited, in batch time; None if none waits.
     memory_bytes
         Bytes held, by component.
     relation_version
-        The version that arriving tuples are joined with; None where there is no relation.
+        The version that arriving tuples are joined with; None without a relation.
     state_rows
         Tuples held, by input, of an operator that joins several.
     state_bytes, written_bytes
-        Bytes of its durable state, and those of them that this micro-batch wrote.
+        Bytes of its durable state, and how many of them this micro-batch wrote.
     totals
         All counters since the flow began.
     details
-        Counters that only this kind of operator has, since the flow began; those of inputs as ``counter.input``.
+        Counters of this kind of operator only, since the flow began; those of inputs as ``counter.input``.
     """
 
     name: str
@@ -67,7 +67,7 @@ class FlowProgress:
     staleness_ms
         How long ago that was: a reader of the sink sees the stream as of then.
     pending, oldest_wait_ms
-        Tuples that wait in any operator, and for how long the oldest has.
+        Waiting tuples of all operators, and how long the oldest has waited.
     operators
         Each stateful operator, in order.
     """
@@ -80,16 +80,16 @@ class FlowProgress:
     operators: tuple[OperatorProgress, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """JSON-serializable."""
         operators = [{**vars(operator), "totals": operator.totals.as_dict()} for operator in self.operators]
         return {**vars(self), "operators": operators}
 
 
 def progress_of(commit: Mapping[str, Any], previous: Mapping[str, Any] | None, now_ms: int) -> FlowProgress:
-    """What two commits in a row tell."""
+    """The progress between two successive commits."""
     elapsed_s = 0.0 if previous is None else (commit["time_ms"] - previous["time_ms"]) / 1000
     operators = tuple(
-        _operator(name, commit, None if previous is None else previous["operators"][name], elapsed_s)
+        _operator(name, commit, None if previous is None else previous["operators"].get(name), elapsed_s)
         for name in commit["operators"]
     )
     waits = [operator.oldest_wait_ms for operator in operators if operator.oldest_wait_ms is not None]
@@ -136,7 +136,7 @@ def _totals(shards: list[dict[str, Any]]) -> OperatorMetrics:
 
 
 def _sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """The numbers of all shards, name by name; those of an input under a name of their own."""
+    """The sums over all shards by name; nested counters of an input as ``counter.input``."""
     sums: dict[str, int] = {}
     for part in parts:
         for name, value in part.items():

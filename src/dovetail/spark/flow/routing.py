@@ -1,8 +1,8 @@
-"""Rows on their way to the shards of a step: one tick per shard added, sent to their shard, sorted there if need be.
+"""Sends rows to the shards of a step, with one tick per shard.
 
-The tick makes sure that every task has a row to read its shard's number from, whatever arrived, so that every shard
-writes its trailer in every micro-batch. It is told from the stream's own rows by its number: that of shard n is -1 - n,
-a row's is its shard, or ``tag * shards + shard`` where a step tags its rows.
+The tick guarantees that every task has a row to read its shard's number from, so that every shard writes its trailer in
+every micro-batch. It is recognised by its number: -1 - n for shard n. A row's number is its shard, or, if a step tags
+its rows, ``tag * shards + shard``.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,12 @@ __all__ = ["Router", "is_sortable"]
 
 
 class Router:
-    """Sends rows to the shards of a step, sorted there by the code and then by all else that can be, or as they come.
+    """Sends rows to the shards of a step; within a shard sorted by ``sort_by``, or in any order if it is None.
 
     Sorted, a task that runs twice sees the same rows in the same order, however they arrived. The columns are described
-    to the JVM once, not in every micro-batch.
-
-    Parameters
-    ----------
-    schema
-        Of the rows, ``__shard`` among them.
-    shards
-        How many shards there are.
-    sort_by
-        The names to sort by; None: rows come in any order.
-    sort_first
-        An SQL expression over the columns, a number that is never NULL, to sort by before all else. Spark compares the
-        first thing that it sorts by as a plain number, and only where that is equal the rows themselves; sorting by the
-        tick first, which almost no row has, would make it compare rows every time.
+    to the JVM once, not in every micro-batch. ``sort_first`` is an SQL expression, a number that is never NULL, to sort
+    by first: Spark compares the first sort key as a plain number, and only equal ones by the rows themselves. Sorting
+    by the tick first, which almost no row has, would make it compare rows every time.
     """
 
     def __init__(
@@ -45,7 +34,7 @@ class Router:
             (-1 - F.col("id")).cast("int").alias(SHARD_COLUMN),
             *(F.lit(None).cast(field.dataType).alias(field.name) for field in others),
         ]
-        # Every selection is one more plan for Spark to analyse, in every micro-batch.
+        # Spark would have to analyse one more selection in every micro-batch.
         self._rows = None
         if schema.names[0] != SHARD_COLUMN:
             self._rows = [F.col(SHARD_COLUMN), *(F.col(field.name) for field in others)]
@@ -71,7 +60,6 @@ class Router:
 
 
 def is_sortable(kind: T.DataType) -> bool:
-    """Whether Spark can sort by a column of this type."""
     match kind:
         case T.ArrayType():
             return is_sortable(kind.elementType)

@@ -1,9 +1,9 @@
-"""A source that ticks: it gives every trigger a micro-batch, so that what waits moves on when nothing arrives."""
+"""A source that ticks: every trigger has a micro-batch, so that waiting rows make progress when nothing arrives."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["CLOCK_COLUMN", "with_ticks", "without_ticks"]
 
@@ -12,7 +12,7 @@ CLOCK_COLUMN = "__clock"
 
 
 def with_ticks(df: DataFrame) -> DataFrame:
-    """A streaming DataFrame that has something new at every trigger; `without_ticks` gives its own rows back."""
+    """A streaming DataFrame with new input at every trigger; `without_ticks` returns its own rows."""
     if CLOCK_COLUMN in df.columns:
         raise PlanError(f"The stream has a column {CLOCK_COLUMN!r}, a name that flows use.", hint="Rename it.")
     # Not the source "rate": under available-now it ignores its limits.
@@ -25,5 +25,5 @@ def with_ticks(df: DataFrame) -> DataFrame:
 
 
 def without_ticks(df: DataFrame) -> DataFrame:
-    """The stream's own rows of `with_ticks`. The source still ticks: what it offers counts, not what is read of it."""
+    """The stream's own rows of `with_ticks`. The source still ticks: its offsets count, not the rows read."""
     return df.where(F.col(CLOCK_COLUMN).isNull()).drop(CLOCK_COLUMN)

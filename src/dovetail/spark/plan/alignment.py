@@ -1,10 +1,10 @@
-"""Key columns of a stream brought to the types of a relation's key, so that equal keys have equal codes.
+"""Casts a stream's key columns to the types of a relation's key, so that equal keys have equal codes.
 
-A relation's codes were computed from its key as it is typed there, so only the stream's side can be cast. Spark's own
-join casts both sides to a common type and compares. Both agree if two things hold: the stream's value, cast to the
-relation's type, is still equal to itself by Spark's comparison (a value that is not has no equal in the relation, and
-its code is NULL); and no two values of the relation's type are equal to one value of the stream's, as 2^53 and 2^53 + 1
-both equal a double. What does not satisfy the second is refused: an index would find one of several matches.
+The relation's codes are computed from its own key types, so only the stream can be cast, while Spark's join casts both
+sides to a common type. Both agree under two conditions. The stream's value, cast to the relation's type, must equal
+itself in Spark's comparison; otherwise it has no equal in the relation, and its code is NULL. And no two values of the
+relation's type may equal one value of the stream's, as 2^53 and 2^53 + 1 both equal a double; types that violate this
+are refused, because an index would find one of several matches.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import PlanError
-from dovetail.spark.codes import quoted
+from dovetail.core.errors import PlanError
+from dovetail.spark.plan.codes import quoted
 
 __all__ = ["KeyColumn", "aligned_key", "is_aligned"]
 
@@ -29,17 +29,9 @@ _DIGITS = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """One column of the key on both sides.
+    """One key column on both sides, under the names of their owners."""
 
-    Parameters
-    ----------
-    column
-        What the stream's column is called in the DataFrame that the alignment is for.
-    stream, relation
-        The two columns with the names that their owners know them by.
-    """
-
-    column: str
+    column: str  # the stream's column in the DataFrame to align
     stream: T.StructField
     relation: T.StructField
 
@@ -53,17 +45,14 @@ class KeyColumn:
 
 
 def is_aligned(key: KeyColumn) -> bool:
-    """Whether both sides have the same type, so that nothing need be cast."""
+    """Whether both sides have the same type, so that no cast is needed."""
     return bool(key.stream.dataType == key.relation.dataType)
 
 
 def aligned_key(spark: SparkSession, key: KeyColumn) -> Column:
-    """The stream's key column with the relation's type, NULL where no value of the relation's can equal it.
+    """The stream's key column with the relation's type, NULL where no value of the relation can be equal.
 
-    Raises
-    ------
-    PlanError
-        If Spark could not compare the two, or if an index on the relation's column would not find all that is equal.
+    Raises a `PlanError` if Spark cannot compare the two, or an index on the relation would miss matches.
     """
     column = F.col(quoted(key.column))
     _refuse_collation(key)
@@ -73,7 +62,7 @@ def aligned_key(spark: SparkSession, key: KeyColumn) -> Column:
     if _hides_matches(key.stream.dataType, key.relation.dataType):
         raise PlanError(
             f"{key.described}: several values of the relation's type can equal one value of the stream's, so an index "
-            "on the relation does not find them all.",
+            "on the relation would miss matches.",
             hint=f"Cast {key.stream.name!r} to {key.relation.dataType.simpleString()} first, or build the relation "
             "with the stream's type.",
         )
@@ -83,19 +72,19 @@ def aligned_key(spark: SparkSession, key: KeyColumn) -> Column:
 
 
 def _hides_matches(stream: T.DataType, relation: T.DataType) -> bool:
-    """Whether Spark's comparison makes several values of the relation's type equal to one of the stream's."""
+    """Whether several values of the relation's type equal one of the stream's in Spark's comparison."""
     if isinstance(relation, T.StringType):
-        # The text is cast to the other type: '7', '07' and ' 7' are all equal to 7.
+        # Text is cast to the other type: '7', '07' and ' 7' all equal 7.
         return not isinstance(stream, T.BinaryType | T.NullType)
     if isinstance(relation, _LOCAL_AND_ZONED) and isinstance(stream, _LOCAL_AND_ZONED):
-        # An hour that the clocks skip has the same instant as the hour after it.
+        # An hour skipped by daylight saving has the same instant as the hour after it.
         return True
     if isinstance(relation, T.DecimalType) and isinstance(stream, T.DecimalType | T.NumericType):
         if isinstance(stream, _FLOATING):
             return bool(relation.precision > _DOUBLE_DIGITS)
         scale = stream.scale if isinstance(stream, T.DecimalType) else 0
         digits = stream.precision - scale if isinstance(stream, T.DecimalType) else _DIGITS[type(stream)]
-        # With more digits than a decimal has, Spark rounds both sides.
+        # Beyond the digits of a decimal, Spark rounds both sides.
         return bool(max(relation.precision - relation.scale, digits) + max(relation.scale, scale) > _MOST_DIGITS)
     if isinstance(relation, T.DecimalType) and isinstance(stream, T.StringType):
         return bool(relation.precision > _DOUBLE_DIGITS)

@@ -1,8 +1,8 @@
-"""The relation behind what `enrich` was given: a relation, a path, or a DataFrame, of which one is built.
+"""Resolves the relation given to `enrich`: a relation, a path, or a DataFrame, from which one is built.
 
-A relation that is built of a DataFrame lies in the directory that Spark removes with the application, and is used again
-for every later `enrich` with the same DataFrame, key and number of shards. The same means: Spark says that it computes
-the same, and the local files that it reads are as they were.
+A relation built from a DataFrame lies in the directory that Spark removes with the application. Later calls with the
+same DataFrame, key and number of shards reuse it. DataFrames are the same if Spark says that they compute the same and
+the local files they read are unchanged.
 """
 
 import atexit
@@ -22,11 +22,11 @@ from pyspark import SparkFiles
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from dovetail.errors import PlanError
-from dovetail.operators.spec import KeyNames
+from dovetail.core.errors import PlanError
+from dovetail.joins.spec import KeyNames
 from dovetail.relation import Relation
 
-__all__ = ["relation_of"]
+__all__ = ["is_dataframe", "relation_of"]
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,14 @@ _LOCK = threading.Lock()
 
 
 def relation_of(spark: SparkSession, relation: Any, on: KeyNames | None, shards: int | None) -> Relation:
-    """Open, or build, what a stream is to be joined with.
-
-    Raises
-    ------
-    PlanError
-        If it is something else, or has another number of shards.
-    RelationError
-        If it cannot be opened.
-    """
-    if hasattr(relation, "isStreaming") and hasattr(relation, "sparkSession"):
+    """Open or build the relation to join with."""
+    if is_dataframe(relation):
         return _built(spark, relation, on, shards)
     if isinstance(relation, str | os.PathLike):
         relation = Relation.open(relation)
     if not isinstance(relation, Relation):
         raise PlanError(
-            f"a {type(relation).__name__} cannot be joined with.",
+            f"a {type(relation).__name__} is not a relation.",
             hint="Pass a Relation, the path of one, or a Spark DataFrame.",
         )
     if shards is not None and shards != relation.num_shards:
@@ -65,6 +57,11 @@ def relation_of(spark: SparkSession, relation: Any, on: KeyNames | None, shards:
             hint="Leave shards out, or build the relation again.",
         )
     return relation
+
+
+def is_dataframe(relation: Any) -> bool:
+    """Whether it is a DataFrame, classic or of Connect, of which a relation has to be built."""
+    return hasattr(relation, "isStreaming") and hasattr(relation, "sparkSession")
 
 
 def _built(spark: SparkSession, df: DataFrame, on: KeyNames | None, shards: int | None) -> Relation:
@@ -121,7 +118,7 @@ def _directory(spark: SparkSession) -> Path:
     """A directory that is removed with the application."""
     context = _context(spark)
     if context is None:
-        # Through Connect nobody tells where the server's directories are.
+        # Spark Connect does not reveal the server's directories.
         directory = tempfile.mkdtemp(prefix="dovetail-relations-")
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
         return Path(directory)
@@ -129,7 +126,7 @@ def _directory(spark: SparkSession) -> Path:
 
 
 def _context(spark: SparkSession) -> Any:
-    """The Spark context, None through Connect, which has none."""
+    """The Spark context; None with Spark Connect."""
     try:
         return spark.sparkContext
     except PySparkException:

@@ -6,19 +6,19 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import SchemaError
+from dovetail.core.errors import SchemaError
 from dovetail.relation.format import CodeKind
 
 INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
 
 def quoted(name: str) -> str:
-    """A column name as Spark's parser reads it back, whatever characters it has."""
+    """A column name quoted for Spark's parser."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def check_key_columns(schema: T.StructType, key: Sequence[str]) -> None:
-    """Refuse key columns whose equality is not the equality of their bytes, or that travel as another type."""
+    """Refuse key columns that are not compared by their bytes, or that change type on their way to Python."""
     for name in key:
         kind = schema[name].dataType
         if isinstance(kind, T.YearMonthIntervalType):
@@ -34,7 +34,7 @@ def check_key_columns(schema: T.StructType, key: Sequence[str]) -> None:
 
 
 def code_column(schema: T.StructType, key: Sequence[str], kind: CodeKind) -> Column:
-    """The code of a row: NULL where any key column is NULL."""
+    """The code of a row; NULL if any key column is NULL."""
     columns = [F.col(quoted(name)) for name in key]
     if kind == "xxhash64":
         no_null = columns[0].isNotNull()
@@ -52,14 +52,15 @@ def code_column(schema: T.StructType, key: Sequence[str], kind: CodeKind) -> Col
 
 
 def shard_column(code: Column, shards: int) -> Column:
-    """The shard of a code; rows without one go to shard 0."""
+    """The shard of a code; rows without a code go to shard 0."""
     # Not coalesce: Spark's hash of a NULL is its seed, not a NULL.
     return F.when(code.isNotNull(), F.pmod(F.xxhash64(code), F.lit(shards))).otherwise(F.lit(0)).cast("int")
 
 
 def _local_micros(moment: Column) -> Column:
-    """Microseconds of a timestamp without time zone. Put together from its parts: every conversion of Spark's own goes
-    through the session's time zone, which has hours that do not exist."""
+    """Microseconds of a timestamp without time zone, computed from its parts: Spark's conversions use the session's
+    time zone, which has hours that do not exist.
+    """
     seconds = F.unix_date(moment.cast("date")).cast("long") * 86_400 + F.hour(moment) * 3_600 + F.minute(moment) * 60
     micros = (F.extract(F.lit("SECOND"), moment) * 1_000_000).cast("long")
     return seconds * 1_000_000 + micros

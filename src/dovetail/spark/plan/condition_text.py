@@ -1,17 +1,17 @@
-"""Conditions written as text: comparisons between a column of the stream and one of the relation, joined by AND.
+"""Parses conditions written as text: comparisons of a stream column with a relation column, joined by AND.
 
-``valid_from <= ts AND ts < valid_to`` becomes a `Range`, which ``mesh`` can search in order; other comparisons stay
-comparisons. A name that both sides have is written ``stream.name`` or ``relation.name``; a name with other characters
-than letters, digits and underscores in backticks.
+``valid_from <= ts AND ts < valid_to`` becomes a `Range`, which ``mesh`` can search in order; other comparisons stay as
+they are. A name that both sides have is written ``stream.name`` or ``relation.name``. Names with characters other than
+letters, digits and underscores are written in backticks.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.errors import PlanError
-from dovetail.operators.conditions import AllOf, Comparison, ComparisonOperator, Condition, Range
-from dovetail.spark.names import NameResolver
+from dovetail.core.errors import PlanError
+from dovetail.joins.conditions import AllOf, Comparison, ComparisonOperator, Condition, Range
+from dovetail.spark.plan.names import NameResolver
 
 __all__ = ["parse_condition"]
 
@@ -22,7 +22,7 @@ _OPERATORS: dict[str, ComparisonOperator] = {"==": "=", "<>": "!="}
 _MIRRORED: dict[str, ComparisonOperator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 _HINT = (
     "Write comparisons between a column of the stream and one of the relation, joined by AND, such as "
-    "'valid_from <= ts AND ts < valid_to'; for anything else pass a dovetail.operators.BatchPredicate."
+    "'valid_from <= ts AND ts < valid_to'; for anything else pass a dovetail.joins.BatchPredicate."
 )
 
 
@@ -33,13 +33,10 @@ class _Name:
 
 
 def parse_condition(text: str, stream: Sequence[str], relation: Sequence[str], resolver: NameResolver) -> Condition:
-    """Turn text into a condition on the columns of a stream and of a relation.
+    """Parse a condition on the columns of a stream and a relation.
 
-    Raises
-    ------
-    PlanError
-        If the text is something else, a name belongs to no side or to both, or a comparison is between two columns of
-        one side.
+    Raises a `PlanError` for any other text, a name that belongs to neither or both sides, or a comparison within one
+    side.
 
     Examples
     --------
@@ -83,7 +80,7 @@ def _split_at_and(tokens: list[tuple[str, str]], text: str) -> list[list[tuple[s
         else:
             parts[-1].append((kind, token))
     if not all(parts):
-        raise PlanError(f"condition {text!r} is not complete.", hint=_HINT)
+        raise PlanError(f"condition {text!r} is incomplete.", hint=_HINT)
     return parts
 
 
@@ -136,7 +133,7 @@ def _resolved(
 
 
 def _with_ranges(comparisons: list[Comparison]) -> list[Condition]:
-    """Put a lower and an upper end of the same stream column together."""
+    """Combine a lower and an upper bound of the same stream column into a range."""
     conditions: list[Condition] = []
     left = list(comparisons)
     while left:

@@ -1,19 +1,19 @@
-"""Refuses a stream whose rows would not be the same if a task ran twice."""
+"""Refuses a stream whose rows could differ when a task runs twice."""
 
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["require_deterministic"]
 
 
 def require_deterministic(df: DataFrame, where: str) -> None:
-    """Refuse a plan with an expression that gives other values when it is computed again.
+    """Refuse a plan with a nondeterministic expression.
 
-    After a lost shuffle file Spark computes some rows again, while others were already read: if the two do not fit,
-    rows are lost or repeated. A DataFrame of Spark Connect is refused as well: its plan cannot be seen.
+    After a lost shuffle file Spark recomputes some rows while others were already read: if the two differ, rows are
+    lost or repeated. DataFrames of Spark Connect are refused too, because their plan is not visible.
     """
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise PlanError(
@@ -32,7 +32,7 @@ def require_deterministic(df: DataFrame, where: str) -> None:
 
 
 def _culprit(plan: Any) -> str:
-    """The first nondeterministic expression, found from the top."""
+    """The first nondeterministic expression from the top."""
     expressions = plan.expressions()
     for number in range(expressions.size()):
         expression = expressions.apply(number)

@@ -1,40 +1,49 @@
-"""The plan of a join between a streaming or batch DataFrame and a relation, made and checked before any data moves.
+"""The plan of a join between a streaming or batch DataFrame and a relation, checked before any data moves.
 
-A plan has two halves. What the JVM does is on this side: `JoinPlan.prepare` brings the stream to the form that tasks
-read (columns under names of ours, keys aligned, codes, shards), and `JoinPlan.finish` gives what tasks put out the
-names, order, types, nullability and metadata that Spark's own ``join(..., on=[...])`` would have given it. What a task
-does is in the plan's `JoinRecipe`, which is picklable and knows nothing of Spark.
+A plan has two halves. The JVM's half is here: `JoinPlan.prepare` brings the stream into the form that tasks read
+(internal column names, aligned keys, codes, shards), and `JoinPlan.finish` gives the tasks' output the names, order,
+types, nullability and metadata of Spark's own ``join(..., on=[...])``. The tasks' half is the `JoinRecipe`, which is
+picklable and independent of Spark.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Literal
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dovetail.errors import PlanError
-from dovetail.memory import Budget
-from dovetail.model.explain import Objective, Strategy
-from dovetail.operators.conditions import Condition
-from dovetail.operators.spec import JoinType, KeyNames, columns_needed, key_pairs
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
+from dovetail.costs.explain import Objective, Strategy
+from dovetail.joins.conditions import Condition
+from dovetail.joins.options import FlowOptions, JoinOptions
+from dovetail.joins.shedding import SheddingPolicy
+from dovetail.joins.spec import JoinType, KeyNames, columns_needed, key_pairs
 from dovetail.relation import Disk, IoMode, Relation
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN
-from dovetail.spark.alignment import KeyColumn, aligned_key, is_aligned
-from dovetail.spark.codes import code_column, shard_column
-from dovetail.spark.condition_text import parse_condition
-from dovetail.spark.join_recipe import JoinRecipe, RenamedCondition
-from dovetail.spark.names import NameResolver
-from dovetail.spark.payload import decode, encode, encoded_schema
-from dovetail.spark.relation_jobs import spark_schema
+from dovetail.runtime.join_recipe import JoinRecipe, RenamedCondition
+from dovetail.spark.plan.alignment import KeyColumn, aligned_key, is_aligned
+from dovetail.spark.plan.codes import code_column, shard_column
+from dovetail.spark.plan.condition_text import parse_condition
+from dovetail.spark.plan.host import concurrent_tasks, planned_costs
+from dovetail.spark.plan.names import NameResolver
+from dovetail.spark.plan.payload import decoded_columns, encode, encoded_schema, is_plain
+from dovetail.spark.plan.relation_jobs import spark_schema
 
-__all__ = ["JoinPlan", "Routing", "plan_join"]
+__all__ = ["JoinName", "JoinPlan", "Routing", "free_prefix", "plan_join"]
+
+JoinName = Literal[
+    "inner", "left", "leftouter", "left_outer", "semi", "leftsemi", "left_semi", "anti", "leftanti", "left_anti"
+]
+"""The join types of `enrich`, under all names that Spark has for them."""
 
 Routing = Literal["none", "shard", "replicate"]
-"""Where the rows of the stream go: nowhere, to the shard of their code, or to every shard."""
+"""Where the stream's rows go: nowhere, to the shard of their code, or to every shard."""
 
 _JOIN_TYPES: dict[str, JoinType] = {
     "inner": "inner",
@@ -49,81 +58,111 @@ _JOIN_TYPES: dict[str, JoinType] = {
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """A join that was checked; made by `plan_join`.
+    """A validated join; created by `plan_join`."""
 
-    Attributes
-    ----------
-    relation
-        The version that was planned with.
-    recipe
-        What a task needs.
-    on
-        Pairs (stream column, relation column) of the key, by the names that their owners know.
-    budget, strategy, objective
-        As asked for.
-    output
-        The columns of the result, as the user sees them.
-    carried
-        What the same columns are called in what tasks put out, and in which order.
-    mapped_schema
-        The schema of what tasks put out, for ``mapInArrow``.
-    stream_schema
-        The columns of what `JoinRecipe.stream_batch` gives, for a `JoinSpec` before there is data.
-    """
-
-    relation: Relation
-    recipe: JoinRecipe
-    on: tuple[tuple[str, str], ...]
+    relation: Relation  # the version planned with
+    recipe: JoinRecipe  # for the tasks
+    on: tuple[tuple[str, str], ...]  # pairs (stream column, relation column) of the key
     budget: Budget
     strategy: Strategy
     objective: Objective
-    output: T.StructType
-    carried: tuple[str, ...]
-    mapped_schema: T.StructType
-    stream_schema: pa.Schema
+    rate: float | None
+    shed: SheddingPolicy | None  # what to drop when more arrives than may wait; None: nothing
+    output: T.StructType  # the columns of the result, as the user sees them
+    carried: tuple[str, ...]  # the names of these columns in the tasks' output, in its order
+    mapped_schema: T.StructType  # of the tasks' output, for ``mapInArrow``
+    stream_schema: pa.Schema  # of the batches of `JoinRecipe.stream_batch`
+    tasks: int  # how many tasks share the budget if rows are not shuffled
+    takes_encoded: bool  # whether `prepare_carried` can compute codes from encoded key columns
     _stream_names: tuple[str, ...]
     _aligned: tuple[tuple[str, Column], ...]
     _code: Column | None
 
     @property
     def has_equality(self) -> bool:
-        """Whether rows are matched by a key; without one, every row of the stream has to meet every shard."""
+        """Whether rows are matched by a key; without one, every stream row must meet every shard."""
         return bool(self.on)
 
-    def prepare(self, df: DataFrame, routing: Routing = "none", *, moves_rows: bool = True) -> DataFrame:
+    def prepare(self, df: DataFrame, routing: Routing = "none") -> DataFrame:
         """The stream as tasks read it.
 
-        With a `routing`, the first column is ``__shard``, and a partition has the rows of one shard or of none. Then,
-        unless the recipe's `code_from` names the column that holds it, comes ``__code``. With ``moves_rows=False`` the
-        rows stay in the partitions where they are, for a caller who moves them together with others.
+        With a `routing`, the first column is ``__shard``, and a partition has rows of at most one shard. Then comes
+        ``__code``, unless the recipe's `code_from` names a column for it.
         """
+        prepared = encode(self.with_keys(df)).select(*self._columns)
+        if routing == "none":
+            return prepared
+        return self.place(prepared, routing).repartitionById(self.recipe.num_shards, F.col(SHARD_COLUMN))
+
+    def with_keys(self, df: DataFrame) -> DataFrame:
+        """The stream under internal names, and beside it the keys that had to be cast."""
         rows = df.toDF(*self._stream_names)
         if self._aligned:
             rows = rows.select("*", *(column.alias(name) for name, column in self._aligned))
-        rows = encode(rows)
+        return rows
+
+    def prepare_carried(self, rows: DataFrame, names: Sequence[str]) -> DataFrame:
+        """Like `prepare`, for rows whose columns are already encoded under these names; requires `takes_encoded`.
+
+        Other columns are left out.
+        """
+        own = [F.col(name).alias(ours) for name, ours in zip(names, self._stream_names, strict=True)]
+        rows = rows.select(*own)
+        if self._aligned:
+            rows = rows.select("*", *(column.alias(name) for name, column in self._aligned))
+        # Without a code to compute, the columns are complete.
+        return rows if len(self._columns) == len(own) else rows.select(*self._columns)
+
+    def place(self, prepared: DataFrame, routing: Routing) -> DataFrame:
+        """Add the routing to rows prepared without one, in their partitions."""
+        shards = self.recipe.num_shards
+        if routing == "shard":
+            assert self._code is not None, "rows without a code have no shard"
+            code = self._code if self.recipe.code_from is not None else F.col(CODE_COLUMN)
+            shard = shard_column(code, shards)
+        else:
+            shard = F.explode(F.sequence(F.lit(0), F.lit(shards - 1)))
+        return prepared.select(shard.alias(SHARD_COLUMN), "*")
+
+    @cached_property
+    def _columns(self) -> list[Column]:
+        """The columns that tasks read, from the renamed and the aligned columns of the stream."""
         columns: list[Column] = [F.col(name) for name in self._stream_names]
         rechecked = {ours for ours, _ in self.recipe.on}
         columns += [F.col(name) for name, _ in self._aligned if name in rechecked]
         if self._code is not None and self.recipe.code_from is None:
             columns.insert(0, self._code.alias(CODE_COLUMN))
-        if routing == "none":
-            return rows.select(*columns)
-        shards = self.recipe.num_shards
-        if routing == "shard":
-            assert self._code is not None, "rows without a code have no shard"
-            shard = shard_column(self._code, shards)
-        else:
-            shard = F.explode(F.sequence(F.lit(0), F.lit(shards - 1)))
-        routed = rows.select(shard.alias(SHARD_COLUMN), *columns)
-        return routed.repartitionById(shards, F.col(SHARD_COLUMN)) if moves_rows else routed
+        return columns
 
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """What tasks put out, as the user's result; columns besides those of `carried` are left out."""
-        fields = [
-            T.StructField(carried, field.dataType, field.nullable, field.metadata)
-            for carried, field in zip(self.carried, self.output, strict=True)
-        ]
-        return decode(mapped, T.StructType(fields)).toDF(*self.output.names)
+        """The tasks' output as the user's result; columns not in `carried` are left out."""
+        return mapped.select(*self._result)
+
+    @property
+    def stream_names(self) -> tuple[str, ...]:
+        """The internal names of the stream's columns, in order."""
+        return self._stream_names
+
+    @property
+    def code(self) -> Column | None:
+        """The code of a row of `with_keys`; None without equality."""
+        return self._code
+
+    @property
+    def relation_fields(self) -> list[T.StructField]:
+        """The relation's columns in the result."""
+        return list(self.output.fields[len(self._stream_names) :])
+
+    def as_arrived(self, spark: SparkSession, rows: pa.Table, stream: T.StructType) -> DataFrame:
+        """Stream rows kept by a task, under internal names, as the user had them."""
+        named = _renamed(stream, self._stream_names)
+        df = spark.createDataFrame(rows.select(list(self._stream_names)), encoded_schema(named))
+        return df.select(*decoded_columns(named, stream.names))
+
+    @cached_property
+    def _result(self) -> list[Column]:
+        """The columns of the result; cached, because describing them to the JVM takes time."""
+        return decoded_columns(_renamed(self.output, self.carried), self.output.names)
 
 
 def plan_join(
@@ -131,50 +170,40 @@ def plan_join(
     relation: Relation,
     *,
     on: KeyNames | None = None,
-    how: str = "inner",
+    how: JoinName = "inner",
     select: str | Sequence[str] | None = None,
     condition: str | Condition | None = None,
     budget: str | int | Budget = "256MB",
-    strategy: str = "auto",
-    objective: str = "rate",
+    strategy: Strategy = "auto",
+    objective: Objective = "rate",
+    rate: float | None = None,
     io: IoMode | Disk = "map",
+    flow: FlowOptions | None = None,
 ) -> JoinPlan:
-    """Plan the join of a DataFrame with a relation; refuse, before any data moves, what cannot be.
+    """Plan the join of a DataFrame, streaming or batch, with a version of a relation.
 
     Parameters
     ----------
-    df
-        The stream; a batch DataFrame serves as well.
-    relation
-        The version to plan with.
     on
-        The key: a name or names that both sides have, in any order; names of the stream's in the order of the
-        relation's key; or a mapping from stream to relation names. None: the relation's key. An empty list: no
-        equality, `condition` says it all.
+        The key: names that both sides have, in any order; names of the stream in the order of the relation's key; or a
+        mapping from stream to relation names. None: the relation's key. An empty list: no equality, only `condition`.
     how
         ``inner``, ``left``, ``semi`` or ``anti``, or Spark's other names for them.
     select
-        The relation's columns to put out besides the key, in this order; None: all.
+        The relation's columns to emit besides the key, in this order; None: all.
     condition
-        What must hold besides the equality of the key: a condition object, or comparisons between columns of both
-        sides joined by AND, such as ``"valid_from <= ts AND ts < valid_to"``.
-    budget, strategy, objective, io
-        How the join is to be done.
-
-    Raises
-    ------
-    PlanError
-        Naming the column or option at fault and what would work.
+        An additional condition: a condition object, or comparisons of columns of both sides joined by AND, such as
+        ``"valid_from <= ts AND ts < valid_to"``.
+    flow
+        Options of flows; None if the join is not part of a flow.
     """
     spark = df.sparkSession
     join_type = _join_type(how)
-    _require_option("strategy", strategy, get_args(Strategy))
-    _require_option("objective", objective, get_args(Objective))
     resolver = NameResolver.of(spark)
     stream, table = df.schema, spark_schema(relation)
     keys = _keys(on, relation, stream, resolver)
     selected = _selected(select, relation, resolver)
-    prefix = _free_prefix(relation)
+    prefix = free_prefix(relation)
     names = tuple(f"{prefix}{number}" for number in range(len(stream)))
     pairs = [KeyColumn(names[number], stream[number], table[theirs]) for number, theirs in keys]
     casts = {f"{prefix}key{place}": key for place, key in enumerate(pairs) if not is_aligned(key)}
@@ -184,9 +213,18 @@ def plan_join(
     ours = coded if is_hashed else [key.column for key in pairs]
     on_ours = tuple((name, key.relation.name) for name, key in zip(ours, pairs, strict=True))
     parsed = _condition(condition, stream, relation, names, resolver)
+    JoinOptions(
+        strategy=strategy,
+        objective=objective,
+        rate=rate,
+        how=join_type,
+        has_equality=bool(keys),
+        has_condition=parsed is not None,
+        flow=flow,
+    ).require_possible()
     if not keys:
-        _check_without_equality(parsed, join_type, strategy)
-    # Timestamps travel with the session's time zone as part of their type.
+        strategy = "mesh"
+    # The type of timestamps includes the session's time zone.
     arrow = to_arrow_schema(
         encoded_schema(_renamed(stream, names)), timezone=spark.conf.get("spark.sql.session.timeZone")
     )
@@ -213,6 +251,7 @@ def plan_join(
         condition=parsed,
         io=io,
         emitted=(*of_stream, *put_out),
+        costs=planned_costs(),
     )
     coded_schema = T.StructType([T.StructField(n, k.relation.dataType) for n, k in zip(coded, pairs, strict=True)])
     return JoinPlan(
@@ -220,12 +259,16 @@ def plan_join(
         recipe=recipe,
         on=tuple((stream[number].name, theirs) for number, theirs in keys),
         budget=Budget.parse(budget),
-        strategy=strategy,  # type: ignore[arg-type]
-        objective=objective,  # type: ignore[arg-type]
+        strategy=strategy,
+        objective=objective,
+        rate=rate,
+        shed=None if flow is None else flow.policy,
         output=output,
         carried=carried,
         mapped_schema=encoded_schema(_renamed(output, carried)),
         stream_schema=_operator_schema(arrow, recipe),
+        tasks=concurrent_tasks(spark),
+        takes_encoded=all(is_plain(stream[number].dataType) for number, _ in keys),
         _stream_names=names,
         _aligned=aligned,
         _code=code_column(coded_schema, coded, relation.code_kind) if keys else None,
@@ -242,15 +285,10 @@ def _join_type(how: str) -> JoinType:
     return found
 
 
-def _require_option(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise PlanError(f"{name}={value!r} is not known.", hint=f"Use {', '.join(known[:-1])} or {known[-1]}.")
-
-
 def _keys(
     on: KeyNames | None, relation: Relation, stream: T.StructType, resolver: NameResolver
 ) -> list[tuple[int, str]]:
-    """(number of the stream's column, relation column) of the key, in the order of the relation's key."""
+    """Pairs (number of the stream's column, relation column), in the order of the relation's key."""
     if on is not None and not isinstance(on, str | Mapping | Sequence):
         raise PlanError(f"on={on!r} names no key.", hint="Pass a column name, a list of names, or a mapping of names.")
     if isinstance(on, Mapping):
@@ -296,7 +334,7 @@ def _condition(
     elif not (hasattr(condition, "mask") and hasattr(condition, "columns")):
         raise PlanError(
             f"condition={condition!r} is not a condition.",
-            hint="Pass comparisons between columns as text, or an object of dovetail.operators: Comparison, Range, "
+            hint="Pass comparisons between columns as text, or an object of dovetail.joins: Comparison, Range, "
             "AllOf or BatchPredicate.",
         )
     users = stream.names
@@ -305,24 +343,11 @@ def _condition(
     )
 
 
-def _check_without_equality(condition: Condition | None, how: JoinType, strategy: str) -> None:
-    if condition is None:
-        raise PlanError("a join needs key columns, a condition, or both.", hint="Pass on= or condition=.")
-    if how != "inner":
-        raise PlanError(
-            f"how={how!r} needs key columns: without them every shard sees every row of the stream, and none knows "
-            "whether another has a match.",
-            hint='Pass on=, or use how="inner".',
-        )
-    if strategy not in ("auto", "mesh"):
-        raise PlanError(f"{strategy} joins on equal keys only.", hint='Use strategy="mesh", or pass on=.')
+# -------------------------------------------------------------------- output
 
 
-# -------------------------------------------------------------------- what comes out
-
-
-def _free_prefix(relation: Relation) -> str:
-    """What our names of the stream's columns begin with: nothing that a column of the relation begins with."""
+def free_prefix(relation: Relation) -> str:
+    """A prefix for internal names that no column of the relation starts with."""
     prefix = "__s"
     while any(name.startswith(prefix) for name in relation.schema.names):
         prefix += "_"
@@ -345,7 +370,7 @@ def _operator_schema(arrow: pa.Schema, recipe: JoinRecipe) -> pa.Schema:
 def _stream_order(
     stream: T.StructType, keys: Sequence[tuple[int, str]], on: KeyNames | None, resolver: NameResolver
 ) -> list[int]:
-    """The stream's columns in the order of the result: those of the key, in the order that was asked for, first."""
+    """The stream's columns in the order of the result: the key first, in the requested order."""
     if on is None or isinstance(on, str):
         first = [number for number, _ in keys]
     else:

@@ -1,18 +1,18 @@
-"""Column names as the session resolves them: with or without regard to case, and never ambiguously."""
+"""Resolves column names as the session does: case-sensitively or not, and never ambiguously."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["NameResolver"]
 
 
 @dataclass(frozen=True)
 class NameResolver:
-    """Finds a column by the name that a user gave it.
+    """Finds a column by the name a user gave.
 
     Examples
     --------
@@ -28,7 +28,7 @@ class NameResolver:
         return cls(spark.conf.get("spark.sql.caseSensitive") == "true")
 
     def number_of(self, name: str, names: Sequence[str], owner: str) -> int:
-        """The place of the column called ``name``; a `PlanError` if there is none, or more than one."""
+        """The number of the column called ``name``; a `PlanError` if there is none, or more than one."""
         found = self.numbers_of(name, names)
         if not found:
             raise PlanError(f"{owner} has no column {name!r}.", hint=f"Its columns are {', '.join(names)}.")
@@ -37,12 +37,12 @@ class NameResolver:
         return found[0]
 
     def numbers_of(self, name: str, names: Sequence[str]) -> list[int]:
-        """The places of all columns called ``name``."""
+        """The numbers of all columns called ``name``."""
         if self.is_case_sensitive:
             return [number for number, other in enumerate(names) if other == name]
         return [number for number, other in enumerate(names) if other.casefold() == name.casefold()]
 
     def spelling(self, name: str, names: Sequence[str]) -> str | None:
-        """How the one column called ``name`` is written; None if there is none, or more than one."""
+        """The spelling of the one column called ``name``; None if there is none, or more than one."""
         found = self.numbers_of(name, names)
         return names[found[0]] if len(found) == 1 else None

@@ -1,8 +1,8 @@
-"""Columns whose Spark type has no Arrow form, on their way into a relation and back.
+"""Encodes columns whose Spark type has no Arrow form, on their way into a relation and back.
 
-Spark hands every type to Python as Arrow data, with three exceptions. Intervals of years and months travel as a number
-of months. The type that has no value but NULL travels as a boolean: in structs inside arrays, Spark gives its Arrow
-arrays a wrong length. Calendar intervals are refused, as by Spark itself.
+Spark passes every type to Python as Arrow data, with three exceptions. Year-month intervals travel as a number of
+months. The void type travels as a boolean, because Spark gives its Arrow arrays a wrong length in structs inside
+arrays. Calendar intervals are refused, as by Spark itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,23 +11,23 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import SchemaError
-from dovetail.spark.codes import quoted
+from dovetail.core.errors import SchemaError
+from dovetail.spark.plan.codes import quoted
 
 Change = Callable[[Column, T.DataType], Column]
 
 
 def encoded_schema(schema: T.StructType) -> T.StructType:
-    """``schema`` with every type that Arrow cannot carry replaced by the one it travels as."""
+    """``schema`` with every type that Arrow cannot carry replaced by its encoding."""
     encoded = _encoded_type(schema, "")
     assert isinstance(encoded, T.StructType)
     return encoded
 
 
 def nullable_schema(schema: T.StructType) -> T.StructType:
-    """``schema`` with NULLs allowed everywhere, as Spark's own file sources have it.
+    """``schema`` with NULLs allowed everywhere, as in Spark's own file sources.
 
-    What is NULL in nobody's data today may be in tomorrow's upsert, and a promise that data breaks makes Spark wrong.
+    A later upsert may contain NULLs, and Spark computes wrong results if data breaks a NOT NULL promise.
     """
     nullable = _nullable_type(schema)
     assert isinstance(nullable, T.StructType)
@@ -35,10 +35,15 @@ def nullable_schema(schema: T.StructType) -> T.StructType:
 
 
 def encode(df: DataFrame) -> DataFrame:
-    """``df`` with its columns as they travel."""
+    """``df`` with encoded columns."""
     return df.select(
         *(_encode(F.col(quoted(f.name)), f.dataType).alias(f.name, metadata=f.metadata) for f in df.schema)
     )
+
+
+def encoded_column(column: Column, kind: T.DataType) -> Column:
+    """A column of this type, encoded."""
+    return _encode(column, kind)
 
 
 def decode(df: DataFrame, schema: T.StructType) -> DataFrame:
@@ -47,11 +52,16 @@ def decode(df: DataFrame, schema: T.StructType) -> DataFrame:
 
 
 def decoded_columns(schema: T.StructType, names: Sequence[str]) -> list[Column]:
-    """What :func:`decode` selects, under other names: for a caller that selects the same again and again."""
+    """The columns that :func:`decode` selects, under other names; for callers that reuse them."""
     return [
         _decode(F.col(quoted(f.name)), f.dataType).alias(name, metadata=f.metadata)
         for f, name in zip(schema, names, strict=True)
     ]
+
+
+def is_plain(kind: T.DataType) -> bool:
+    """Whether columns of this type need no encoding."""
+    return bool(_encoded_type(kind, "") == kind)
 
 
 def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
@@ -62,8 +72,8 @@ def _encoded_type(kind: T.DataType, where: str) -> T.DataType:
             return T.BooleanType()
         case T.CalendarIntervalType():
             raise SchemaError(
-                f"column {where!r} is a calendar interval, which Spark cannot store either: cast it to an interval of "
-                "years and months or of days and seconds."
+                f"column {where!r} is a calendar interval, which Spark cannot store either: cast it to a year-month or "
+                "day-time interval."
             )
         case T.ArrayType():
             return T.ArrayType(_encoded_type(kind.elementType, where), kind.containsNull)
@@ -94,12 +104,8 @@ def _nullable_type(kind: T.DataType) -> T.DataType:
             return kind
 
 
-def _is_plain(kind: T.DataType) -> bool:
-    return bool(_encoded_type(kind, "") == kind)
-
-
 def _encode(column: Column, kind: T.DataType) -> Column:
-    if _is_plain(kind):
+    if is_plain(kind):
         return column
     if isinstance(kind, T.YearMonthIntervalType):
         years, months = F.extract(F.lit("YEAR"), column), F.extract(F.lit("MONTH"), column)
@@ -115,7 +121,7 @@ def _encode(column: Column, kind: T.DataType) -> Column:
 
 
 def _decode(column: Column, kind: T.DataType) -> Column:
-    if _is_plain(kind):
+    if is_plain(kind):
         return column
     if isinstance(kind, T.YearMonthIntervalType):
         return F.make_ym_interval(F.lit(0), column).cast(kind)

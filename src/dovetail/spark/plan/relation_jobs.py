@@ -1,9 +1,9 @@
-"""Relations written and read by Spark jobs.
+"""Writes and reads relations with Spark jobs.
 
-A write is one job: compute code and shard in the JVM, send every row to its shard, sort by code there, and let
+A write is one job: it computes code and shard in the JVM, shuffles every row to its shard, sorts by code, and lets
 :func:`dovetail.relation.shard_writer.write_shard` write the shard's files. Each task returns one row that describes
-what it wrote; the driver puts the rows together and commits. A task that Spark runs twice writes files under other
-names, and only those of the attempt whose row arrived are named by the version.
+what it wrote; the driver combines the rows and commits. A task that runs twice writes files under different names, and
+the version names only those of the attempt whose row arrived.
 """
 
 import copy
@@ -22,25 +22,25 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from dovetail import errors
-from dovetail.errors import DovetailError, InternalError
+from dovetail.core.errors import DovetailError, InternalError, PlanError
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, Manifest, Operation, Shard, shard_from_dict
 from dovetail.relation.local import nullable_fields
 from dovetail.relation.relation import Relation
 from dovetail.relation.shard_writer import ShardTask, remove_new_files, write_shard
-from dovetail.spark.codes import check_key_columns, code_column, quoted, shard_column
-from dovetail.spark.payload import decode, encode, encoded_schema, nullable_schema
+from dovetail.runtime.process_pins import pin_for_this_process
+from dovetail.spark.plan.codes import check_key_columns, code_column, quoted, shard_column
+from dovetail.spark.plan.payload import decode, encode, encoded_schema, nullable_schema
 
 RECEIPT_SCHEMA = "shard int, receipt string"
 _POLL_SECONDS = 0.2
 
 
 class DataFrameSource:
-    """Rows to write that a Spark DataFrame computes."""
+    """Rows to write, computed by a Spark DataFrame."""
 
     def __init__(self, df: DataFrame) -> None:
         if df.isStreaming:
-            raise errors.PlanError(
+            raise PlanError(
                 "a streaming DataFrame cannot be written to a relation: write it from foreachBatch, batch by batch."
             )
         self._df = df
@@ -67,7 +67,7 @@ class DataFrameSource:
             .select(SHARD_COLUMN, CODE_COLUMN, *map(_column, columns))
             .repartitionById(shards, F.col(SHARD_COLUMN))
             .sortWithinPartitions(F.col(CODE_COLUMN).asc_nulls_first())
-            # mapInArrow looks its columns up by unquoted names: a dot or a backtick in one would be syntax to it.
+            # mapInArrow resolves unquoted names: a dot or a backtick in one would be syntax.
             .toDF(*(f"c{number}" for number in range(len(columns) + 2)))
         )
         task = partial(_write_partition, root, operation, base.to_json())
@@ -81,16 +81,17 @@ class DataFrameSource:
         refusals = [r["error"] for r in results.values() if "error" in r]
         if refusals:
             remove_new_files(root, base, found)
-            raise getattr(errors, refusals[0]["class"])(refusals[0]["message"])
-        # A partition without rows still runs, but has no row to read its shard from: it changed nothing.
+            raise DovetailError.from_dict(refusals[0])
+        # A partition without rows runs too, but has no row to read its shard from: it changed nothing.
         return [found.get(number, base.shards[number]) for number in range(shards)]
 
 
 def read(relation: Relation, spark: SparkSession) -> DataFrame:
     """A relation's rows as a Spark DataFrame, one partition per shard.
 
-    Every column has the type that it had when Spark built the relation, or the one Spark has for its Arrow type.
+    Columns have the type they had when Spark built the relation, or Spark's type for their Arrow type.
     """
+    pin_for_this_process(relation)
     schema = spark_schema(relation)
     shards = spark.range(relation.num_shards, numPartitions=relation.num_shards)
     task = partial(_read_shards, relation.path, relation.version)
@@ -100,7 +101,7 @@ def read(relation: Relation, spark: SparkSession) -> DataFrame:
 def spark_schema(relation: Relation) -> T.StructType:
     """A relation's columns as a Spark schema."""
     if relation.spark_schema is not None:
-        # A copy: fromJson takes the collations out of what it is given.
+        # A copy: fromJson removes the collations from its argument.
         return T.StructType.fromJson(copy.deepcopy(relation.spark_schema))
     return from_arrow_schema(relation.schema)
 
@@ -126,8 +127,8 @@ def _write_partition(
         shard = write_shard(ShardTask(root, number, operation, base), _without_shard(first, named, number))
         receipt = {"shard": asdict(shard)}
     except DovetailError as error:
-        # Told to the driver as data: an exception would reach the user inside pages of Spark's own.
-        receipt = {"error": {"class": type(error).__name__, "message": str(error)}}
+        # Reported to the driver as data: Spark would bury an exception in its own messages.
+        receipt = {"error": error.as_dict()}
     columns = [pa.array([number], pa.int32()), pa.array([json.dumps(receipt)])]
     yield pa.RecordBatch.from_arrays(columns, names=["shard", "receipt"])
 
@@ -151,7 +152,7 @@ def _read_shards(path: str, version: int, numbers: Iterator[pa.RecordBatch]) -> 
 
 
 class _JobProgress:
-    """Reports a running job's finished tasks from a thread beside it."""
+    """Reports a running job's finished tasks from a background thread."""
 
     def __init__(self, spark: SparkSession, shards: int, report: Callable[[int, int], None] | None) -> None:
         self._spark, self._shards, self._report = spark, shards, report

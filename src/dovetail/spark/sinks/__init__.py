@@ -1,4 +1,4 @@
-"""Where a flow's output goes. Each sink stages a micro-batch, and publishes it once the flow has committed it.
+"""The sinks of a flow. Each stages a micro-batch, and publishes it once the flow has committed it.
 
 ======================  ============================================================  ==================================
 sink                    what it does                                                  after a crash
@@ -7,13 +7,13 @@ sink                    what it does                                            
 `postgres`, `jdbc`      a table of a PostgreSQL database                              every row exactly once
 `kafka`                 JSON records in a topic                                       at least once, with headers
 `foreach_batch`         calls a function with the rows of each micro-batch            same rows and number, maybe again
-`memory`                keeps the rows in this process                                rows not yet published come
+`memory`                keeps the rows in this process                                only unpublished rows come again
 `console`               prints the rows                                               the last may be printed again
-`noop`                  computes the rows and throws them away                        nothing to see
+`noop`                  computes the rows and discards them                           nothing to see
 ======================  ============================================================  ==================================
 """
 
-from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
+from dovetail.spark.flow.sink import Receipt, Sink, SinkContext
 from dovetail.spark.sinks.kafka import KafkaSink, kafka
 from dovetail.spark.sinks.parquet import ParquetSink, parquet
 from dovetail.spark.sinks.postgres import PostgresSink, jdbc, postgres

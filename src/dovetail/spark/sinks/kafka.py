@@ -1,13 +1,18 @@
-"""Kafka, at least once: every record carries headers by which a reader tells what it has seen already."""
+"""Kafka, at least once: every record has headers by which a reader recognises duplicates.
+
+A record is identified by ``flow_id``, ``batch``, ``attempt`` and ``sequence``. The attempt distinguishes the records of
+a micro-batch that was computed twice, which happens when an older copy of a checkpoint is restored: they may be other
+rows, and a reader that skipped them would lose them.
+"""
 
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dovetail.errors import PlanError
-from dovetail.spark.codes import quoted
-from dovetail.spark.sinks.base import SinkContext
+from dovetail.core.errors import PlanError
+from dovetail.spark.flow.sink import Receipt, SinkContext
+from dovetail.spark.plan.codes import quoted
 from dovetail.spark.sinks.staged import StagedSink
 
 __all__ = ["KafkaSink", "kafka"]
@@ -32,17 +37,22 @@ class KafkaSink(StagedSink):
         for name in self.key or ():
             if name not in context.schema.names:
                 raise PlanError(
-                    f"The key column {name!r} is not put out.", hint=f"There are {', '.join(context.schema.names)}."
+                    f"The key column {name!r} is not in the output.", hint=f"It has {', '.join(context.schema.names)}."
                 )
         require_connector(context.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")
 
-    def take(self, df: DataFrame, batch: int) -> None:
-        """Send the rows."""
+    def take(self, df: DataFrame, receipt: Receipt) -> None:
         names = df.columns
-        # A row's place in the staged files is the same whenever they are read, so it can number the records.
+        # A row's position in the staged files never changes, so it can number the records.
         part = F.regexp_extract("_metadata.file_name", r"part-(\d+)", 1)
         place = F.concat(part, F.lit("-"), F.col("_metadata.row_index").cast("string"))
-        headers = {"flow": F.lit(self.context.flow), "batch": F.lit(str(batch)), "sequence": place}
+        headers = {
+            "flow": F.lit(self.context.flow),
+            "flow_id": F.lit(self.owner.flow_id),
+            "batch": F.lit(str(receipt["batch"])),
+            "attempt": F.lit(receipt["directory"].partition("-")[2]),
+            "sequence": place,
+        }
         pairs = [F.struct(F.lit(k).alias("key"), v.cast("binary").alias("value")) for k, v in headers.items()]
         columns = [F.to_json(F.struct(*(F.col(quoted(name)) for name in names))).alias("value")]
         if self.key is not None:
@@ -53,7 +63,7 @@ class KafkaSink(StagedSink):
 
 
 def require_connector(spark: object, name: str, class_name: str) -> None:
-    """Refuse to begin if Spark lacks a connector's jar; the error says how to get it."""
+    """Refuse to start if Spark lacks a connector's jar; the error says how to get it."""
     loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[attr-defined]
     try:
         loader.loadClass(class_name)
@@ -69,8 +79,10 @@ def kafka(
 ) -> KafkaSink:
     """Send every row, as JSON, to a topic: at least once.
 
-    After a crash the last micro-batch may be sent again. Its records then have the same headers ``flow``, ``batch`` and
-    ``sequence`` as before, so a reader that remembers the last batch of a flow and its sequences can leave them out.
+    After a crash the last micro-batch may be sent again, with the same headers ``flow_id``, ``batch``, ``attempt`` and
+    ``sequence``, so a reader that remembers those of the last micro-batch can skip them. After an older copy of the
+    checkpoint was restored, rows may come again with another attempt: nothing is lost, but a reader cannot recognise
+    them.
 
     Parameters
     ----------
@@ -81,7 +93,8 @@ def kafka(
     key
         Columns whose values, as JSON, are a record's key.
     options
-        Options of Spark's Kafka sink, such as ``kafka.acks``.
+        Options of Spark's Kafka sink, such as ``kafka.acks``, ``kafka.security.protocol`` or
+        ``kafka.sasl.jaas.config``. They are in no plan, log or error message of ours.
 
     Examples
     --------

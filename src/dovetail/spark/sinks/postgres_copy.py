@@ -1,10 +1,12 @@
-"""What runs on executors to copy rows into PostgreSQL: Arrow to CSV to COPY, no value touched in Python."""
+"""Copies rows into PostgreSQL on executors: Arrow to CSV to COPY, with no value touched in Python."""
 
 import io
 import itertools
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -12,8 +14,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import PlanError
-from dovetail.spark.codes import quoted
+from dovetail.core.errors import PlanError
+from dovetail.spark.plan.codes import quoted
+
+if TYPE_CHECKING:
+    import psycopg
 
 __all__ = ["ATTEMPT_COLUMN", "CopyTask", "as_text"]
 
@@ -26,7 +31,7 @@ _PLAIN = (
 
 
 def as_text(name: str, kind: T.DataType) -> Column:
-    """A column in a form that both Arrow's CSV and PostgreSQL understand; a `PlanError` where there is none."""
+    """A column in a form that both Arrow's CSV and PostgreSQL understand; a `PlanError` if there is none."""
     column = F.col(quoted(name))
     if isinstance(kind, _PLAIN):
         return column
@@ -46,18 +51,10 @@ def as_text(name: str, kind: T.DataType) -> Column:
 
 @dataclass(frozen=True)
 class CopyTask:
-    """Copies the rows of one task under a name of its own, in one transaction, and tells that name.
-
-    Attributes
-    ----------
-    login
-        How to connect.
-    statement
-        The COPY statement, the name's column last.
-    """
+    """Copies the rows of one task in one transaction, under a unique name, and reports the name."""
 
     login: Mapping[str, str]
-    statement: str
+    statement: str  # COPY, with the column of the name last
 
     def __repr__(self) -> str:
         # The login holds a password.
@@ -70,15 +67,35 @@ class CopyTask:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        with (
-            psycopg.connect(**self.login) as connection,  # type: ignore[arg-type]
-            connection.cursor() as cursor,
-            cursor.copy(self.statement) as copy,
-        ):
-            for batch in itertools.chain([first], batches):
-                copy.write(_csv(batch, attempt))
-                rows += batch.num_rows
-        yield pa.RecordBatch.from_arrays([pa.array([attempt]), pa.array([rows], pa.int64())], names=["attempt", "rows"])
+        refused: str | None = None
+        try:
+            with (
+                psycopg.connect(**self.login) as connection,  # type: ignore[arg-type]
+                connection.cursor() as cursor,
+                cursor.copy(self.statement) as copy,
+            ):
+                for batch in itertools.chain([first], batches):
+                    copy.write(_csv(batch, attempt))
+                    rows += batch.num_rows
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            # Reported, not raised: a retry would not help, and Spark would bury the message.
+            refused = _reason(error, attempt)
+        report = [pa.array([attempt]), pa.array([rows], pa.int64()), pa.array([refused], pa.string())]
+        yield pa.RecordBatch.from_arrays(report, names=["attempt", "rows", "refused"])
+
+
+def _reason(error: "psycopg.Error", attempt: str) -> str:
+    """Why the database refused a row, as JSON for the driver."""
+    diag = error.diag
+    return json.dumps(
+        {
+            "text": (diag.message_primary or type(error).__name__).rstrip(".") + ".",
+            "relation": diag.table_name,
+            "constraint": diag.constraint_name,
+            "detail": diag.message_detail,
+            "attempt": attempt,
+        }
+    )
 
 
 def _csv(batch: pa.RecordBatch, attempt: str) -> bytes:

@@ -1,7 +1,7 @@
-"""Sinks that read back what was staged: they see the same rows for the same micro-batch, whatever happened between.
+"""Sinks that read back the staged rows: they see the same rows for the same micro-batch, even after a crash.
 
-The rows are staged as Parquet files in the checkpoint and kept until the next micro-batch has begun, which is when the
-last can no longer be published again.
+The rows are staged as Parquet files in the checkpoint and kept until the next micro-batch has started: then the last
+one can no longer be published again.
 """
 
 import sys
@@ -13,9 +13,9 @@ from typing import IO, Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from dovetail.errors import PlanError
-from dovetail.faultpoints import fault_point
-from dovetail.spark.sinks.base import Receipt, Sink, SinkContext
+from dovetail.core.errors import PlanError
+from dovetail.core.faultpoints import fault_point
+from dovetail.spark.flow.sink import Receipt, Sink, SinkContext
 from dovetail.spark.sinks.staging import check_columns, make_durable, remove_up_to, staged_files, write_staged
 
 __all__ = ["ConsoleSink", "ForeachBatchSink", "MemorySink", "console", "foreach_batch", "memory"]
@@ -24,15 +24,13 @@ BatchFunction = Callable[[DataFrame, int], Any]
 
 
 class StagedSink(Sink):
-    """Stages rows in the checkpoint and hands them on, read back."""
+    """Stages rows in the checkpoint, and passes them on as read back."""
 
     def open(self, context: SinkContext) -> None:
-        """Check that what the flow puts out can be staged."""
         super().open(context)
         check_columns(context.schema)
 
     def stage(self, df: DataFrame, batch: int) -> Receipt:
-        """Let Spark write the rows into the checkpoint."""
         directory = self.context.staged_root / f"{batch:08d}-{uuid.uuid4().hex}"
         write_staged(df, directory)
         fault_point("sink.staged.written")
@@ -41,14 +39,13 @@ class StagedSink(Sink):
         return {"batch": batch, "directory": directory.name, "rows": sum(rows for _, rows in files)}
 
     def publish(self, receipt: Receipt) -> None:
-        """Hand the rows on."""
         fault_point("sink.staged.before")
-        self.take(self._read_back(receipt), receipt["batch"])
+        self.take(self._read_back(receipt), receipt)
         fault_point("sink.staged.taken")
 
     @abstractmethod
-    def take(self, df: DataFrame, batch: int) -> None:
-        """Do with the rows what the sink is for."""
+    def take(self, df: DataFrame, receipt: Receipt) -> None:
+        """Do the sink's work with the rows."""
 
     def forget(self, receipt: Receipt) -> None:
         """Remove the staged rows, and those of attempts that were never committed."""
@@ -69,9 +66,8 @@ class ForeachBatchSink(StagedSink):
             raise PlanError(f"foreach_batch takes a function of (DataFrame, batch id), not {function!r}.")
         self.function = function
 
-    def take(self, df: DataFrame, batch: int) -> None:
-        """Call the function."""
-        self.function(df, batch)
+    def take(self, df: DataFrame, receipt: Receipt) -> None:
+        self.function(df, receipt["batch"])
 
 
 class MemorySink(StagedSink):
@@ -82,14 +78,14 @@ class MemorySink(StagedSink):
     def __init__(self) -> None:
         self._batches: dict[int, pa.Table] = {}
 
-    def take(self, df: DataFrame, batch: int) -> None:
+    def take(self, df: DataFrame, receipt: Receipt) -> None:
         """Keep the rows, once."""
-        if batch not in self._batches:
-            self._batches[batch] = df.toArrow()
+        if receipt["batch"] not in self._batches:
+            self._batches[receipt["batch"]] = df.toArrow()
 
     @property
     def batches(self) -> dict[int, pa.Table]:
-        """The rows of every micro-batch that was published, by its number."""
+        """The rows of every published micro-batch, by its number."""
         return dict(self._batches)
 
     def to_arrow(self) -> pa.Table | None:
@@ -118,43 +114,31 @@ class ConsoleSink(StagedSink):
     def __init__(self, num_rows: int = 20, truncate: bool = True, file: IO[str] | None = None) -> None:
         self.num_rows, self.truncate, self.file = num_rows, truncate, file
 
-    def take(self, df: DataFrame, batch: int) -> None:
-        """Print the rows."""
+    def take(self, df: DataFrame, receipt: Receipt) -> None:
         output = sys.stdout if self.file is None else self.file
         line = "-" * 43
         table = df._show_string(self.num_rows, self.truncate, False)
-        output.write(f"{line}\nBatch: {batch}\n{line}\n{table}\n")
+        output.write(f"{line}\nBatch: {receipt['batch']}\n{line}\n{table}\n")
         output.flush()
 
 
 def foreach_batch(function: BatchFunction) -> ForeachBatchSink:
     """Call a function with the rows and the number of each micro-batch.
 
-    The rows are read back from where they were staged, so the function may run any number of actions on them, or none.
-    If it raises, or the process dies before it returns, it is called again for the same micro-batch with the same rows:
-    it takes effect exactly once if it does nothing for a number that it has already done.
-
-    Examples
-    --------
-    >>> foreach_batch(lambda rows, batch: rows.show()).kind
-    'foreach_batch'
+    The rows are read back from the staged files, so the function may run any number of actions on them. If it raises,
+    or the process dies before it returns, it is called again for the same micro-batch with the same rows: it takes
+    effect exactly once if it ignores numbers that it has already processed.
     """
     return ForeachBatchSink(function)
 
 
 def memory() -> MemorySink:
-    """Keep all rows in this process, for tests and notebooks: see `MemorySink.rows`, ``to_arrow`` and ``to_df``.
-
-    Examples
-    --------
-    >>> memory().rows()
-    []
-    """
+    """Keep all rows in this process, for tests and notebooks: see `MemorySink.rows`, ``to_arrow`` and ``to_df``."""
     return MemorySink()
 
 
 def console(num_rows: int = 20, truncate: bool = True, file: IO[str] | None = None) -> ConsoleSink:
-    """Print each micro-batch, as Spark's own console sink does.
+    """Print each micro-batch, like Spark's own console sink.
 
     Parameters
     ----------
@@ -162,10 +146,5 @@ def console(num_rows: int = 20, truncate: bool = True, file: IO[str] | None = No
         As in ``DataFrame.show``.
     file
         Where to print; the standard output if None.
-
-    Examples
-    --------
-    >>> console(num_rows=5).num_rows
-    5
     """
     return ConsoleSink(num_rows, truncate, file)

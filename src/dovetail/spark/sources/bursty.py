@@ -1,8 +1,7 @@
 """``spark.readStream.format("dovetail.bursty")``: the HYBRIDJOIN paper's bursty stream as a streaming source.
 
-An offset is a step of the stream, and everything else follows from step and options, so any micro-batch can be made
-again after a restart and gives the same rows. Steps pass with the clock (``stepMillis``), or as fast as they are asked
-for.
+An offset is a step of the stream. Step and options determine the rows, so a micro-batch is the same after a restart.
+Steps pass with the clock (``stepMillis``), or as fast as they are requested.
 
 ===================  =========  ====================================================================================
 option               default    meaning
@@ -12,14 +11,14 @@ option               default    meaning
 ``order``            shuffled   or ranked: key 1 is the most frequent
 ``tuplesPerStep``    1023       mean number of rows in a step
 ``objects``          10         virtual objects: bursts on scales up to 2^objects steps
-``stepMillis``       1          how long a step takes, by the clock and in the rows' times; 0: no waiting
-``stepsPerBatch``    none       most steps in a micro-batch; needed with ``stepMillis`` 0
-``steps``            endless    where the stream ends; ``available-now`` needs an end
-``partitions``       2          tasks that make the rows of a micro-batch
+``stepMillis``       1          duration of a step, by the clock and in the rows' times; 0: no waiting
+``stepsPerBatch``    none       maximum steps per micro-batch; required if ``stepMillis`` is 0
+``steps``            endless    length of the stream; required for ``available-now``
+``partitions``       2          tasks per micro-batch
 ``seed``             0          equal options give equal streams
 ===================  =========  ====================================================================================
 
-Needs Spark 4.2: the source must be told the offset to start from before it says how far it has come.
+Needs Spark 4.2, which passes the start offset to a source before it asks for the latest one.
 """
 
 import time
@@ -32,19 +31,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from dovetail.errors import PlanError
-from dovetail.workloads.bursty import BurstyState, BurstyStream
-from dovetail.workloads.zipf import KeyOrder
+from dovetail.core.errors import PlanError
+from dovetail.runtime.generator.bursty import BurstyState, BurstyStream
+from dovetail.runtime.generator.zipf import KeyOrder
 
 __all__ = ["BurstyDataSource", "register_bursty"]
 
 _SCHEMA = "k bigint, v bigint, ts timestamp"
-# Rows of a step that has passed by the clock are made at once; more steps than this wait for the next micro-batch.
+# The maximum number of passed steps in one micro-batch; the others wait for the next one.
 _MOST_STEPS = 1_000_000
 
 
 def register_bursty(spark: SparkSession) -> None:
-    """Make ``dovetail.bursty`` known to a session; doing it again does no harm."""
+    """Register ``dovetail.bursty`` with a session; repeated calls are harmless."""
     spark.dataSource.register(BurstyDataSource)
 
 
@@ -63,7 +62,7 @@ class _Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "_Options":
-        """Read options, whose names Spark compares without case, and check them together."""
+        """Parse and check options; Spark compares their names without case."""
         kinds: dict[str, Any] = dict.fromkeys(("keys", "objects", "stepsPerBatch", "steps", "partitions", "seed"), int)
         kinds |= {"exponent": float, "order": str, "tuplesPerStep": float, "stepMillis": float}
         known = {name.lower(): name for name in kinds}
@@ -83,7 +82,6 @@ class _Options:
         return options
 
     def check(self) -> None:
-        """Refuse what cannot be."""
         if self.order not in get_args(KeyOrder):
             raise PlanError(f"Option order={self.order!r} of dovetail.bursty is neither ranked nor shuffled.")
         if self.stepMillis < 0 or self.partitions < 1:
@@ -112,21 +110,18 @@ class BurstyDataSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` calls it."""
         return "dovetail.bursty"
 
     def schema(self) -> str:
-        """Key, number and time of a row."""
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> "_BurstyReader":  # noqa: N802 -- Spark's name
-        """Read it as a stream."""
         return _BurstyReader(_Options.parse(self.options))
 
 
 @dataclass
 class _Slice(InputPartition):  # type: ignore[misc]
-    """Steps of one task, with the state before them, so that no task has to walk there."""
+    """Steps of one task, with the state before them, so that no task has to compute it."""
 
     state: BurstyState
     steps: int
@@ -136,13 +131,13 @@ class _BurstyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     def __init__(self, options: _Options) -> None:
         self._options = options
         self._known: BurstyState | None = None
-        # The clock's zero: set when the source is first asked how far it has come.
+        # The clock's zero: set when the latest offset is first requested.
         self._begun: tuple[float, int] | None = None
         self._is_available_now = False
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
         if self._options.steps is None:
-            raise PlanError("An endless stream is never read to its end.", hint="Give steps, or another trigger.")
+            raise PlanError("An endless stream has no end to read to.", hint="Give steps, or another trigger.")
         self._is_available_now = True
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
@@ -176,7 +171,7 @@ class _BurstyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     def read(self, partition: _Slice) -> Iterator[pa.RecordBatch]:
         stream, state = self._options.stream(), partition.state
         end = state.step + partition.steps
-        # About as many rows in a batch as Spark's own Arrow batches have.
+        # About as many rows per batch as in Spark's own Arrow batches.
         at_a_time = max(1, int(10_000 / stream.arrivals.tuples_per_step))
         while state.step < end:
             batch, state = stream.batch(state, min(at_a_time, end - state.step))

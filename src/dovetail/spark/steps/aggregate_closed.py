@@ -1,10 +1,11 @@
-"""`flow.aggregate_closed` as a step of the commit protocol: groups of a join, each put out once, when it is closed.
+"""`flow.aggregate_closed` as a step of the commit protocol: emits each group of a join once, when it is closed.
 
-The join tells which of its join values are closed in the micro-batch that gives their last results, so that a group is
-complete when the word reaches this step, and its state is one row for each group that is still open.
+The join reports a join value as closed in the micro-batch that has its last results. So a group is complete when the
+report reaches this step, and the state is one row per open group.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -13,13 +14,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN
 from dovetail.relation.keys import code_kind
-from dovetail.spark.closed_groups_task import Aggregate, AggregateKind, ClosedGroupsTask
-from dovetail.spark.codes import code_column, quoted, shard_column
-from dovetail.spark.metadata_join import MetadataJoinStep
-from dovetail.spark.steps import BatchClock, Step, StepRecord
+from dovetail.runtime.aggregate_closed import Aggregate, AggregateKind, ClosedGroupsTask
+from dovetail.spark.flow.step import BatchClock, Step, StepRecord
+from dovetail.spark.plan.codes import code_column, quoted, shard_column
+from dovetail.spark.steps.promises import MetadataJoinStep
 
 __all__ = ["ClosedGroupsStep"]
 
@@ -31,16 +32,8 @@ _ORDERED = (*_SUMMED, T.DateType, T.TimestampType, T.TimestampNTZType)
 class ClosedGroupsStep(Step):
     """Aggregates of a join's results by its join columns.
 
-    Parameters
-    ----------
-    name
-        The step's name.
-    join
-        The join, which tells what is closed.
-    rows
-        An empty DataFrame with the columns that arrive here.
-    aggregates
-        For each column of the result, ``"count"`` or a pair such as ``("sum", "price")``.
+    ``rows`` is an empty DataFrame with the input columns. ``aggregates`` maps each output column to ``"count"`` or a
+    pair such as ``("sum", "price")``.
     """
 
     def __init__(self, name: str, join: Step | None, rows: DataFrame, aggregates: Mapping[str, Any]) -> None:
@@ -53,7 +46,7 @@ class ClosedGroupsStep(Step):
             raise PlanError(
                 f"aggregate_closed: {aggregates!r} names no aggregate.", hint='Pass {"rows": "count"}, for instance.'
             )
-        self.name, self.shards = name, join.shards
+        self.name, self.shards, self._may_take_shards = name, join.shards, join.may_take_shards
         self._by, self._notices = list(join.join_columns), join.notices
         self._input = rows.schema
         for column in [*self._by, self._notices]:
@@ -69,6 +62,7 @@ class ClosedGroupsStep(Step):
         self.output = T.StructType([*keys, *fields])
         carried = [T.StructField(f"c{n}", f.dataType, f.nullable, f.metadata) for n, f in enumerate(self.output)]
         self.mapped_schema = T.StructType(carried)
+        self.carried = tuple(self.mapped_schema.names)
         self._key_names = [f"__k{n}" for n in range(len(self._by))]
         self._value_names = [f"__v{n}" for n in range(len(self._values))]
         self.sort_by = [CODE_COLUMN, *self._key_names, *self._value_names]
@@ -101,8 +95,15 @@ class ClosedGroupsStep(Step):
         is_real = isinstance(found.dataType, T.FloatType | T.DoubleType)
         return T.StructField(column, T.DoubleType() if is_real else T.LongType())
 
+    def as_saved(self, saved: Mapping[str, Any]) -> "ClosedGroupsStep":
+        """With the checkpoint's number of shards, unless the user has set that of the join."""
+        if not self._may_take_shards:
+            return self
+        taken_up = copy(self)
+        taken_up.shards = saved["shards"]
+        return taken_up
+
     def fingerprint(self) -> dict[str, Any]:
-        """What its state depends on."""
         return {
             "name": self.name,
             "kind": "aggregate_closed",
@@ -115,7 +116,7 @@ class ClosedGroupsStep(Step):
         }
 
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
-        """The keys, what is aggregated and the notices, each row with its shard."""
+        """The keys, the aggregated columns and the notices, each row with its shard."""
         (rows,) = inputs
         code = code_column(rows.schema, self._by, self._code_kind)
         named = zip([*self._by, *self._values], [*self._key_names, *self._value_names], strict=True)
@@ -127,11 +128,9 @@ class ClosedGroupsStep(Step):
         )
 
     def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
-        """Nothing is to be decided."""
         return {}
 
     def task(self, is_last: bool) -> ClosedGroupsTask:
-        """The groups of one shard."""
         types = to_arrow_schema(self.mapped_schema, timezone="UTC").types[len(self._by) :]
         aggregates = [
             Aggregate(kind, None if of is None else self._values.index(of), result)
@@ -140,7 +139,6 @@ class ClosedGroupsStep(Step):
         return ClosedGroupsTask(tuple(self._key_types), tuple(aggregates), tuple(self.mapped_schema.names))
 
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """The join columns, then the aggregates."""
         return mapped.select(*(F.col(f"c{n}").alias(f.name, metadata=f.metadata) for n, f in enumerate(self.output)))
 
 

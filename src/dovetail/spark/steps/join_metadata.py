@@ -1,11 +1,10 @@
-"""What `multi_join` is told about its inputs: promises, and where punctuations come from.
+"""What `multi_join` knows about its inputs: promises, and where punctuations come from.
 
-A punctuation in the data takes effect after the data of its micro-batch, since a shuffle keeps no order within it. One
-from a second stream carries an event time and takes effect once the watermark has passed it. Both name the join columns
-and go to the shard of their value, as rows of their input do: the source of punctuations is part of the input's own
-rows, marked by a hidden column. Where a stream does not name the whole join key, its rows go to every shard. What a
-callable gives is written into the micro-batch's intent; values of the join key concern their own shard, all else every
-shard.
+A punctuation in the data takes effect after the data of its micro-batch, because a shuffle keeps no order within it.
+One from a second stream has an event time and takes effect once the watermark has passed it. Both name the join columns
+and go to the shard of their value, like rows of their input: they are rows of the input, marked by a hidden column. If
+a stream does not name the whole join key, its rows go to every shard. Punctuations returned by a function are written
+into the micro-batch's intent; those of the join key concern their own shard, all others every shard.
 """
 
 import os
@@ -13,66 +12,47 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from dovetail.errors import PlanError
-from dovetail.operators.metadata import REASON_COLUMN, Metadata, Order, Punctuation
-from dovetail.operators.metadata.punctuation import BoundPunctuation, Marked
-from dovetail.operators.mjoin import MJoinSpec, TimeWindow
-from dovetail.spark.codes import quoted
-from dovetail.spark.determinism import require_deterministic
-from dovetail.spark.late_rows import QuarantineOutput
-from dovetail.spark.steps import BatchClock
-from dovetail.state.store import local_path
+from dovetail.core.errors import PlanError
+from dovetail.joins.multiway import MJoinSpec, TimeWindow
+from dovetail.joins.multiway.tree_nodes import TreeNode, internal_names
+from dovetail.joins.promises import REASON_COLUMN, Metadata, Order, Punctuation
+from dovetail.joins.promises.punctuation import BoundPunctuation, Marked
+from dovetail.joins.promises.tree import node_metadata, written_names
+from dovetail.runtime.late_rows import QUARANTINE_PREFIX
+from dovetail.runtime.promises import ENDS, IS_DATA_TOO, IS_PATTERN, mark_column
+from dovetail.spark.flow.late_rows import SideFiles
+from dovetail.spark.flow.step import BatchClock
+from dovetail.spark.flow.store import local_path
+from dovetail.spark.plan.codes import quoted
+from dovetail.spark.plan.determinism import require_deterministic
 
-__all__ = ["JoinMetadata", "PunctuationSource", "mark_column"]
+__all__ = ["CLOSED_COLUMN", "JoinMetadata", "PunctuationSource"]
+
+CLOSED_COLUMN = "~closed"
+"""In the results of a lower join of a tree: marks rows that report their join value as closed."""
 
 PunctuationSource: TypeAlias = str | Column | Marked | DataFrame | Callable[[BatchClock], Iterable[Punctuation]]
-"""A condition on rows of the input; a stream of punctuations; or a function that gives some for every micro-batch."""
-
-ENDS, IS_DATA_TOO, IS_PATTERN = 1, 2, 3
-"""What a mark says: the row ends its join value; it does, and is a row of the input as well; it is a punctuation on the
-columns that are not NULL, for every shard. No mark: it is only a row."""
-
-
-def mark_column(name: str) -> str:
-    """The hidden column that says of an input's rows whether they end their join value."""
-    return f"~ends {name}"
+"""A condition on rows of the input; a stream of punctuations; or a function that returns some per micro-batch."""
 
 
 @dataclass(frozen=True)
 class JoinMetadata:
-    """Promises of a join's inputs, checked.
+    """The promises of a join's inputs, validated."""
 
-    Attributes
-    ----------
-    metadata
-        For the operator.
-    marked
-        Inputs whose rows are marked; those in `timed` take effect when the watermark has passed their event time.
-    timed
-        Inputs that have a stream of punctuations.
-    patterns
-        Of those whose stream does not name the whole join key, the columns that it names.
-    callables
-        Functions that give punctuations, by input.
-    notices
-        The column of the result that says what a row is; None: neither punctuations nor quarantined rows come out.
-    quarantine
-        Where rows that broke a promise go; None: into the column of notices.
-    described
-        What state depends on.
-    """
-
-    metadata: Metadata
-    marked: frozenset[str] = frozenset()
-    timed: frozenset[str] = frozenset()
-    patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metadata: Metadata  # for the operator
+    marked: frozenset[str] = frozenset()  # inputs with a hidden column that marks punctuations
+    timed: frozenset[str] = frozenset()  # those with a stream of punctuations, which take effect by the watermark
+    patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # its columns, if not the whole join key
     callables: Mapping[str, Callable[[BatchClock], Iterable[Punctuation]]] = field(default_factory=dict)
-    notices: str | None = None
-    quarantine: QuarantineOutput | None = None
-    described: Mapping[str, Any] = field(default_factory=dict)
+    notices: str | None = None  # the result's column that says what a row is; None: only results are emitted
+    quarantine: SideFiles | None = None  # for rows that broke a promise; None: the column of notices
+    described: Mapping[str, Any] = field(default_factory=dict)  # what state depends on
+    trusted: frozenset[str] = frozenset()  # inputs that are results of lower joins of a tree
+    written: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # in a tree: the user's names, by input
 
     @classmethod
     def of(
@@ -86,7 +66,7 @@ class JoinMetadata:
         notices: str | None,
         quarantine_path: str | os.PathLike[str] | None = None,
     ) -> "JoinMetadata | None":
-        """Check what was asked for; None where nothing was."""
+        """Validate the options of `multi_join`; None if nothing is promised."""
         if keys is None and punctuations is None and clustered is None and ordered is None:
             if notices is not None:
                 raise PlanError("notices= tells of punctuations and broken promises, and nothing is promised.")
@@ -147,8 +127,10 @@ class JoinMetadata:
             notices,
             None
             if quarantine_path is None
-            else QuarantineOutput(
-                local_path(quarantine_path, "quarantine_path"), {name: df.columns for name, df in inputs.items()}
+            else SideFiles(
+                local_path(quarantine_path, "quarantine_path"),
+                {name: df.columns for name, df in inputs.items()},
+                QUARANTINE_PREFIX,
             ),
             {**metadata.fingerprint(), "punctuations": described, "notices": notices},
         )
@@ -156,8 +138,9 @@ class JoinMetadata:
     def marked_inputs(
         self, inputs: Mapping[str, DataFrame], punctuations: Mapping[str, PunctuationSource] | None, spec: MJoinSpec
     ) -> "tuple[JoinMetadata, dict[str, DataFrame]]":
-        """The inputs with their hidden columns, and with the punctuations that come as streams among their rows; and
-        what is known of these streams besides."""
+        """The inputs with their hidden columns and the rows of their streams of punctuations, and the metadata with the
+        patterns of these streams.
+        """
         found = dict(inputs)
         patterns: dict[str, tuple[str, ...]] = {}
         for name in self.marked:
@@ -178,8 +161,9 @@ class JoinMetadata:
         return replace(self, patterns=patterns, described={**self.described, **named_too}), found
 
     def _named(self, name: str, df: DataFrame, source: DataFrame, spec: MJoinSpec) -> tuple[str, ...]:
-        """The columns that a stream of punctuations speaks of: the join columns or, where it has not all of them, those
-        of the input that it has."""
+        """The columns that a stream of punctuations names: the join columns or, if it lacks some, all that it shares
+        with the input.
+        """
         if not source.isStreaming:
             raise PlanError(f"punctuations= for {name!r} is not a streaming DataFrame.")
         if not isinstance(spec.window, TimeWindow):
@@ -214,15 +198,54 @@ class JoinMetadata:
         kind = ENDS if set(spec.attributes[0].columns[name]) <= set(named) else IS_PATTERN
         return rows.union(source.select(*values, F.lit(kind).cast("byte").alias(mark)))
 
+    def check_tree(self) -> None:
+        """Refuse what a tree of joins cannot do."""
+        if self.metadata.on_broken_promise == "quarantine" and self.quarantine is None:
+            raise PlanError(
+                'on_broken_promise="quarantine" without quarantine_path= puts rows among the results, which a tree of '
+                "joins cannot do: the joins above would take them for results of those below.",
+                hint='Pass quarantine_path="a/directory", or plan="single".',
+            )
+
+    def of_node(self, node: TreeNode, spec: MJoinSpec, is_last: bool) -> "JoinMetadata":
+        """The part that concerns one join of a tree. All but the last report closed values to the next join."""
+        mine, internal = set(node.inputs), internal_names(spec.graph)
+        metadata = node_metadata(self.metadata, node, is_last)
+        notices = self.notices if is_last else CLOSED_COLUMN
+        patterns = {
+            name: tuple(internal.get((name, column), column) for column in columns)
+            for name, columns in self.patterns.items()
+            if name in mine
+        }
+        about = dict(self.described)
+        about |= {**metadata.fingerprint(), "notices": notices}
+        about["punctuations"] = {n: of for n, of in self.described["punctuations"].items() if n in mine}
+        return replace(
+            self,
+            metadata=metadata,
+            marked=frozenset((self.marked & mine) | set(node.lower)),
+            timed=self.timed & mine,
+            patterns=patterns,
+            callables={name: function for name, function in self.callables.items() if name in mine},
+            notices=notices,
+            described=about,
+            trusted=frozenset(node.lower),
+            written=written_names(spec, node),
+        )
+
     def given(self, spec: MJoinSpec, clock: BatchClock) -> dict[str, list[dict[str, Any]]]:
-        """What the functions give for a micro-batch, ready for its intent."""
+        """What the functions return for a micro-batch, ready for its intent."""
         given: dict[str, list[dict[str, Any]]] = {}
         for name, function in self.callables.items():
             found = function(clock)
             if isinstance(found, Punctuation) or not isinstance(found, Iterable):
                 raise PlanError(
-                    f"The function of punctuations= for {name!r} gave {found!r}.",
-                    hint="Let it give a list of punctuations; an empty one where there are none.",
+                    f"The function of punctuations= for {name!r} returned {found!r}.",
+                    hint="Return a list of punctuations, empty if there are none.",
                 )
-            given[name] = [BoundPunctuation.of(each, name, spec.schemas[name]).as_dict() for each in found]
+            written = self.written.get(name, {})
+            names = {written.get(column, column): column for column in spec.schemas[name].names}
+            schema = pa.schema([f.with_name(written.get(f.name, f.name)) for f in spec.schemas[name]])
+            bound = [BoundPunctuation.of(each, name, schema).renamed(names) for each in found]
+            given[name] = [each.as_dict() for each in bound]
         return given

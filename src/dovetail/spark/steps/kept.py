@@ -1,14 +1,13 @@
 """Transformations with a relation that the flow keeps, as steps of the commit protocol.
 
-The step is the relation's only writer. What it changes is state of its shards, named by the flow's commits. Before the
-changes outgrow their budget, the driver folds those of the last commit into a new version of the relation, before the
-next micro-batch begins; the intent names that version, and its commit names it together with the state that is left. A
-crash in between folds the same changes again, which changes nothing: they replace the rows of their keys.
+The step is the relation's only writer. Its changes are state of its shards, named by the flow's commits. The driver
+regularly folds the changes of the last commit into a new version of the relation, see `dovetail.spark.steps.folds`. The
+next intent names that version, and its commit names it together with the remaining state. After a crash in between, the
+next start finds the version, or folds the same changes again: they replace the rows of their keys.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,20 +17,21 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dovetail.errors import PlanError, RelationNotFound, SchemaError
-from dovetail.faultpoints import fault_point
-from dovetail.memory import Budget
+from dovetail.core.errors import PlanError, RelationNotFound, SchemaError
+from dovetail.core.memory import Budget
 from dovetail.relation import Relation
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, CodeKind
 from dovetail.relation.keys import check_schema
 from dovetail.relation.local import nullable_fields
-from dovetail.spark.codes import code_column, shard_column
-from dovetail.spark.payload import decode, encode, encoded_schema
-from dovetail.spark.routing import is_sortable
-from dovetail.spark.steps import BatchClock, Step, StepRecord
-from dovetail.state import FlowStore, read_table
-from dovetail.warehouse.kept_rows import Level, merged_levels
-from dovetail.warehouse.kept_task import KeptTask, levels_of, needs_folding
+from dovetail.runtime.kept import KeptTask, needs_folding
+from dovetail.spark.flow.routing import is_sortable
+from dovetail.spark.flow.step import BatchClock, Step, StepExplanation, StepRecord
+from dovetail.spark.flow.store import FlowStore
+from dovetail.spark.plan.codes import code_column, shard_column
+from dovetail.spark.plan.payload import decoded_columns, encode, encoded_schema, is_plain
+from dovetail.spark.steps.flow_pins import FlowPin
+from dovetail.spark.steps.folds import Folds, batch_of, has_changes, is_due
+from dovetail.spark.steps.named_versions import named_versions
 from dovetail.warehouse.transformations import SurrogateKeys, Transformation
 
 __all__ = ["Arrivals", "KeptRelation", "KeptStep"]
@@ -39,26 +39,18 @@ __all__ = ["Arrivals", "KeptRelation", "KeptStep"]
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The rows that reach a step, their columns under names of ours.
-
-    Attributes
-    ----------
-    schema
-        As the user sees it.
-    names
-        Our names, in the same order.
-    """
+    """The rows that reach a step, with internal column names, in the same order."""
 
     schema: T.StructType
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, rows: DataFrame) -> "Arrivals":
-        """Of an empty DataFrame with the columns that arrive."""
+        """From an empty DataFrame with the input columns."""
         return cls(rows.schema, tuple(f"__s{number}" for number in range(len(rows.schema))))
 
     def ours(self, name: str) -> str:
-        """Our name of a column; a `PlanError` if there is none."""
+        """The internal name of a column; a `PlanError` if there is none."""
         found = [number for number, other in enumerate(self.schema.names) if other == name]
         if len(found) != 1:
             many = "no column" if not found else "two columns"
@@ -66,52 +58,37 @@ class Arrivals:
         return self.names[found[0]]
 
     def renamed(self) -> T.StructType:
-        """The columns under our names."""
+        """The columns under their internal names."""
         pairs = zip(self.names, self.schema, strict=True)
         return T.StructType([T.StructField(name, f.dataType, f.nullable, f.metadata) for name, f in pairs])
 
     def arrow(self) -> pa.Schema:
-        """The columns under our names, as they travel."""
+        """The columns under their internal names, as encoded for Python."""
         return to_arrow_schema(encoded_schema(self.renamed()), timezone="UTC")
 
 
 @dataclass(frozen=True)
 class KeptRelation:
-    """The relation of a step: opened, or to be made when the flow starts.
-
-    Attributes
-    ----------
-    path
-        Its directory.
-    schema
-        Its columns.
-    key
-        Pairs (our name of the stream's column, the relation's column).
-    code_kind, shards
-        How rows become codes and codes shards.
-    is_unique
-        Whether a key has one row.
-    """
+    """The relation of a step: existing, or to be created when the flow starts."""
 
     path: str
     schema: pa.Schema
-    key: tuple[tuple[str, str], ...]
+    key: tuple[tuple[str, str], ...]  # (internal name of the stream's column, the relation's column)
     code_kind: CodeKind
     shards: int
     is_unique: bool = True
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The key columns, by the relation's names."""
         return tuple(theirs for _, theirs in self.key)
 
     @property
     def is_hashed(self) -> bool:
-        """Whether equal codes may stand for different keys."""
+        """Whether different keys may have equal codes."""
         return self.code_kind == "xxhash64"
 
     def open_or_make(self) -> None:
-        """Make it, empty, if there is none; refuse one that does not fit."""
+        """Create it, empty, if it does not exist; refuse one that does not fit."""
         found = open_kept(self.path)
         if found is None:
             check_schema(self.schema, self.key_names)
@@ -121,7 +98,7 @@ class KeptRelation:
             self.check(found)
 
     def check(self, relation: Relation) -> None:
-        """Refuse a relation that has another key or other columns."""
+        """Refuse a relation with another key or other columns."""
         if relation.key != self.key_names:
             raise PlanError(
                 f"The relation at {self.path} has the key {', '.join(relation.key)}, not {', '.join(self.key_names)}.",
@@ -139,7 +116,7 @@ class KeptRelation:
 
 
 def open_kept(path: str) -> Relation | None:
-    """The relation at a path, if there is one."""
+    """The relation at a path, or None."""
     try:
         return Relation.open(path)
     except RelationNotFound:
@@ -148,38 +125,21 @@ def open_kept(path: str) -> Relation | None:
 
 @dataclass
 class KeptStep(Step):
-    """A transformation with a kept relation.
-
-    Attributes
-    ----------
-    name, kind
-        Which step it is, and what it does.
-    arrivals
-        The rows that reach it.
-    relation, transformation
-        What it keeps, and what it does.
-    budget
-        The most memory that changes take which are in no version of the relation yet.
-    computed
-        Columns that the JVM adds, by our names.
-    order
-        Our names of the columns that order the rows of a key.
-    results
-        What tasks put out: (name in it, column that the user sees), in order.
-    settings
-        What else its state depends on, ready for JSON.
-    """
+    """A transformation with a kept relation."""
 
     name: str
     kind: str
     arrivals: Arrivals
     relation: KeptRelation
     transformation: Transformation
-    budget: Budget
-    computed: Mapping[str, Column]
-    order: Sequence[str]
-    results: Sequence[tuple[str, T.StructField]]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget  # of changes that are in no version of the relation yet
+    fold_every_ms: int  # the longest time, in batch time, that changes are in no version
+    computed: Mapping[str, Column]  # columns that the JVM adds, by internal names
+    order: Sequence[str]  # internal names of the columns that order the rows of a key
+    results: Sequence[tuple[str, T.StructField]]  # (internal name, column that the user sees)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what else state depends on; JSON-serializable
+
+    state_ignores = ("name", "input", "output")  # it holds rows of the relation, not of the stream
 
     def __post_init__(self) -> None:
         self.shards, self.budget_bytes = self.relation.shards, self.budget.total_bytes
@@ -189,22 +149,29 @@ class KeptStep(Step):
             [T.StructField(name, column.dataType, True, column.metadata) for name, column in self.results]
         )
         self.mapped_schema = encoded_schema(self._carried)
+        self.carried = tuple(self._carried.names)
+        self._columns = decoded_columns(self._carried, self.output.names)
         code = T.StructField(CODE_COLUMN, T.LongType())
         hashes = [T.StructField(name, T.LongType()) for name in self.computed]
         own = T.StructType([code, *encoded_schema(self.arrivals.renamed()), *hashes])
         self._stream_schema = to_arrow_schema(own, timezone="UTC")
         keys = [ours for ours, _ in self.relation.key]
+        arriving = self.arrivals.renamed()
+        hashed = arriving.names if self.computed else keys
+        self.takes_carried = all(is_plain(arriving[name].dataType) for name in hashed)
         first = [CODE_COLUMN, *keys, *self.order]
         others = [column.name for column in own if column.name not in first and is_sortable(column.dataType)]
         self.sort_by = [*dict.fromkeys(first), *others]
 
     def open(self, store: FlowStore) -> None:
-        """Make the relation if there is none."""
         super().open(store)
         self.relation.open_or_make()
+        kept = self.relation
+        self._folds = Folds(self.name, store, kept.path, kept.key_names, kept.is_hashed, self.budget, kept.check)
+        self._pin = FlowPin(kept.path, store, self.name)
+        self._pin.hold(named_versions(store, self.name) or ())
 
     def fingerprint(self) -> dict[str, Any]:
-        """What its state depends on."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -221,28 +188,64 @@ class KeptStep(Step):
         users = dict(zip(self.arrivals.names, self.arrivals.schema.names, strict=True))
         return [(users[ours], theirs) for ours, theirs in self.relation.key]
 
+    def explanation(self) -> StepExplanation:
+        plain = super().explanation()
+        return replace(plain, facts={**plain.facts, "fold every": f"{self.fold_every_ms / 1000:g} seconds"})
+
     def route(self, inputs: Sequence[DataFrame]) -> DataFrame:
-        """The stream with codes, shards and computed columns."""
         (df,) = inputs
-        rows = df.toDF(*self.arrivals.names)
+        return self._placed(encode(self._hashed(df.toDF(*self.arrivals.names))))
+
+    def route_carried(self, rows: DataFrame, names: Sequence[str]) -> DataFrame:
+        """The same for the output of another step: encoding does not change the hashed columns."""
+        pairs = zip(names, self.arrivals.names, strict=True)
+        return self._placed(self._hashed(rows.select(*(F.col(name).alias(ours) for name, ours in pairs))))
+
+    def _hashed(self, rows: DataFrame) -> DataFrame:
+        """Rows under internal names, with codes and computed columns."""
         keys = [ours for ours, _ in self.relation.key]
         code = code_column(self.arrivals.renamed(), keys, self.relation.code_kind)
         extra = {CODE_COLUMN: code, **self.computed}
-        rows = rows.select(*(column.alias(name) for name, column in extra.items()), *rows.columns)
+        return rows.select(*(column.alias(name) for name, column in extra.items()), *self.arrivals.names)
+
+    def _placed(self, rows: DataFrame) -> DataFrame:
         shard = shard_column(F.col(CODE_COLUMN), self.shards).alias(SHARD_COLUMN)
-        names = [CODE_COLUMN, *self.arrivals.names, *self.computed]
-        return encode(rows).select(shard, *names)
+        return rows.select(shard, CODE_COLUMN, *self.arrivals.names, *self.computed)
 
     def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
         """The relation's version: the last one, or a new one with all changes so far."""
+        times = {"time_ms": clock.time_ms, "folded_ms": clock.time_ms}
         if previous is None:
             relation = Relation.open(self.relation.path)
-            return {"version": relation.version, **self._first(relation)}
+            self._folds.require_not_ahead(relation)
+            self._pin.hold({relation.version})
+            return {"version": relation.version, "batch": 0, **times, **self._first(relation)}
         own = previous[self.name]
-        version = int(own.states[0].values["version"])
-        if needs_folding(own.reports, self._shard_bytes):
-            version = self._folded(own)
-        return {"version": version}
+        batch = batch_of(own, self.store)
+        before = int(own.states[0].values["version"])
+        version = self._folds.found(own, batch)
+        if version is None and needs_folding(own.reports, self._shard_bytes):
+            version = self._folds.fold(own, batch)
+        if version is None:
+            values = own.states[0].values
+            version = before
+            times["folded_ms"] = values.get("folded_ms", clock.time_ms)
+        elif clock.previous_ms is not None:
+            times["folded_ms"] = clock.previous_ms
+        self._pin.hold({before, version})
+        return {"version": version, "batch": batch + 1, **times}
+
+    def published(self, record: StepRecord, batch: int) -> None:
+        """Fold committed changes if readers have waited long enough."""
+        if has_changes(record) and is_due(record, self.fold_every_ms):
+            self._folds.fold(record, batch)
+            self._folds.vacuum_if_due()
+
+    def settle(self, record: StepRecord, batch: int) -> None:
+        """Fold all committed changes, and remove versions that are no longer needed."""
+        if has_changes(record):
+            self._folds.fold(record, batch)
+        self._folds.vacuum()
 
     def _first(self, relation: Relation) -> dict[str, Any]:
         if not isinstance(self.transformation, SurrogateKeys):
@@ -254,30 +257,7 @@ class KeptStep(Step):
                 greatest = max(greatest, pc.max(block.rows.column(column)).as_py() or 0)
         return {"first_counter": greatest // relation.num_shards + 1}
 
-    def _folded(self, previous: StepRecord) -> int:
-        """Make a version of the relation that has all changes of the last commit."""
-        shards = []
-        for state in previous.states:
-            tables = [(file, read_table(self.store.state_root, file)) for file in state.files]
-            shards.append(levels_of(tables, self.relation.key_names, self.relation.is_hashed))
-        size = sum(level.table.nbytes for levels in shards for level in levels)
-        # More than the budget cannot be merged within it. One level after the other comes to the same.
-        turns = [shards] if size <= self.budget.total_bytes else _turns(shards)
-        fault_point("kept.fold.before")
-        relation = Relation.open(self.relation.path)
-        self.relation.check(relation)
-        for turn in turns:
-            relation = relation.upsert(self._merged(turn).select(relation.schema.names).cast(relation.schema))
-        fault_point("kept.fold.after")
-        return relation.version
-
-    def _merged(self, shards: Sequence[Sequence[Level]]) -> pa.Table:
-        key, is_hashed = self.relation.key_names, self.relation.is_hashed
-        parts = [merged_levels(levels, key, is_hashed).drop_columns([CODE_COLUMN]) for levels in shards if levels]
-        return pa.concat_tables(parts)
-
     def task(self, is_last: bool) -> KeptTask:
-        """The work of one shard."""
         return KeptTask(
             path=self.relation.path,
             key=self.relation.key_names,
@@ -288,15 +268,8 @@ class KeptStep(Step):
         )
 
     def finish(self, mapped: DataFrame) -> DataFrame:
-        """The user's columns."""
-        return decode(mapped, self._carried).toDF(*self.output.names)
+        return mapped.select(*self._columns)
 
 
 def kept_schema(columns: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
-    """The schema of a relation with these columns."""
     return nullable_fields(pa.schema([pa.field(name, kind) for name, kind in columns]))
-
-
-def _turns(shards: Sequence[Sequence[Level]]) -> list[list[list[Level]]]:
-    """The levels of all shards in turns, the oldest first, one of each shard at most."""
-    return [[[level] for level in turn if level is not None] for turn in zip_longest(*shards)]

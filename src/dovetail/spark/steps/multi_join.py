@@ -8,22 +8,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import PlanError
-from dovetail.memory import Budget
-from dovetail.model.multiway import ForcedPlan, MultiwayStatistics, plan_multiway
-from dovetail.model.multiway_graph import JoinGraph, OnClause
-from dovetail.operators.metadata import Order
-from dovetail.operators.metadata.spec import BrokenPromisePolicy
-from dovetail.operators.mjoin import MJoinSpec, TimeWindow, mjoin_spec
-from dovetail.operators.mjoin.spec import LatePolicy, MultiJoinType
-from dovetail.spark.codes import check_key_columns, quoted
-from dovetail.spark.determinism import require_deterministic
-from dovetail.spark.durations import parse_duration_ms
-from dovetail.spark.flow import Flow, require_flow_name
-from dovetail.spark.join_metadata import JoinMetadata, PunctuationSource
-from dovetail.spark.late_rows import LateOutput
-from dovetail.spark.multi_join_plan import JoinLayout, arrow_schema, plan_steps
-from dovetail.state.store import local_path
+from dovetail.core.durations import parse_duration_ms
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
+from dovetail.joins.multiway import MJoinSpec, TimeBound, TimeWindow, mjoin_spec
+from dovetail.joins.multiway.graph import JoinGraph, OnClause
+from dovetail.joins.multiway.planner import ForcedPlan, MultiwayStatistics, plan_multiway
+from dovetail.joins.multiway.spec import LatePolicy, MultiJoinType
+from dovetail.joins.promises import Order
+from dovetail.joins.promises.spec import BrokenPromisePolicy
+from dovetail.spark.flow.late_rows import SideFiles
+from dovetail.spark.flow.store import local_path
+from dovetail.spark.plan.codes import check_key_columns, quoted
+from dovetail.spark.plan.determinism import require_deterministic
+from dovetail.spark.plan.names import NameResolver
+from dovetail.spark.steps.join_conditions import JoinCondition, JoinConditions
+from dovetail.spark.steps.join_metadata import JoinMetadata, PunctuationSource
+from dovetail.spark.steps.multi_join_plan import JoinLayout, arrow_schema, plan_steps
+from dovetail.spark.steps.stream import Flow, require_flow_name
 
 __all__ = ["multi_join"]
 
@@ -39,8 +41,10 @@ def multi_join(
     window: str | None = None,
     time: str | Mapping[str, str] | None = None,
     lateness: str | None = None,
+    idle_after: str | None = None,
     late: LatePolicy = "drop",
     late_path: str | os.PathLike[str] | None = None,
+    condition: JoinCondition | None = None,
     budget: str | int | Budget = "1GB",
     max_delay: str | None = None,
     plan: ForcedPlan = "auto",
@@ -63,66 +67,78 @@ def multi_join(
     inputs
         Streaming DataFrames by name; at least two.
     on
-        The join columns: a name or names that all inputs have; for each input, its own name or names; or, where inputs
-        are joined on different columns, equalities such as ``[("a.x", "b.x"), ("b.y", "c.y")]``.
+        The join columns: one or several names that all inputs have; for each input, its own; or, if inputs are joined
+        on different columns, equalities such as ``[("a.x", "b.x"), ("b.y", "c.y")]``.
     how
-        ``"inner"``, the only one for inputs that do not all share the join columns; ``"left"``, which keeps the rows of
-        the first input; for two inputs also ``"right"``, ``"full"``, ``"semi"`` and ``"anti"``. A row without a match
-        comes out when the watermark has passed its window.
+        ``"inner"``; ``"left"``, which keeps the rows of the first input; for two inputs also ``"right"``, ``"full"``,
+        ``"semi"`` and ``"anti"``. Only ``"inner"`` if the inputs do not all share the join columns. A row without a
+        match is emitted when the watermark has passed its window.
     window
-        Rows join whose event times are at most this far apart, pairwise, such as ``"2 seconds"``; state that no later
-        row can match goes. None: everything is kept.
+        Rows join if their event times are at most this far apart, pairwise, such as ``"2 seconds"``. State that no
+        later row can match is removed. None: everything is kept.
     time
-        The event-time column: one name for all inputs, or a name for each.
+        The event-time column: one name for all inputs, or a name for each. Needed for a `window`, and for a `condition`
+        to bound the state.
     lateness
-        How far behind the latest event time of its input a row may be. None: the delay of ``withWatermark`` where an
-        input declares one, else the window. Rows that are later are counted.
+        How far a row may be behind the latest event time of its input. None: the delay of ``withWatermark`` if an input
+        declares one, else the window; without one, the furthest bound of `condition`. Later rows are counted, and not
+        joined.
+    idle_after
+        How long an input without rows holds the watermark back, by the clock, such as ``"5 minutes"``. After that the
+        others go on without it; rows that it sends later may be late. None: for good. The time while the flow is
+        stopped does not count.
     late, late_path
-        What becomes of them besides: ``"drop"``: nothing. ``"side"``: they are written as Parquet files below the
-        directory `late_path`, those of each input in one of its name, exactly once.
+        ``"side"`` also writes late rows as Parquet files to a directory per input below `late_path`, exactly once.
+        ``"drop"`` does not.
+    condition
+        What else rows must satisfy to be joined: comparisons between columns of two inputs, joined by AND, such as
+        ``"p.paid BETWEEN o.ordered AND o.ordered + INTERVAL 1 HOUR AND p.amount >= o.amount"``; a `PairCondition`, for
+        instance with a `BatchPredicate`; or a list of both. Comparisons of two event-time columns (`time`) are bounds,
+        besides or instead of a `window`, and state that no later row can match by them is removed.
     budget
-        The most bytes of state in memory, all shards together; what does not fit is kept on disk.
+        The maximum bytes of state in memory, over all shards; the rest is kept on disk.
     max_delay
-        How long results may take whose rows are on disk. None: they leave with their micro-batch.
+        How long results may take whose rows are on disk. None: they are emitted in their micro-batch.
     plan
-        ``"auto"``: the tree of joins with the least expected work; one join of all inputs where they share the join
-        columns. ``"single"``, ``"binary"``, or a tree as nested lists of names: that one. Each join of a tree is a
-        shuffle, and an equal part of the budget.
+        ``"auto"``: one join of all inputs if they share the join columns, unless a tree is less work by `statistics`;
+        otherwise the tree of joins with the least expected work. ``"single"``, ``"binary"``, or a tree as nested lists
+        of names. Each join of a tree is a shuffle and gets an equal part of the budget.
     statistics
-        Rates of the inputs and numbers of join values for ``plan="auto"`` to go by.
+        Rates of the inputs and numbers of join values, for ``plan="auto"``.
     keys, clustered, ordered
-        Inputs in which no join value comes twice; whose rows of a value come together; that are ordered by the join
-        column (by name: ``"ascending"``, ``"descending"`` or an `Order`). Orders are judged by micro-batches.
+        Inputs in which each join value occurs once; whose rows of a value come together; that are ordered by the join
+        column (by name: ``"ascending"``, ``"descending"`` or an `Order`). Orders are judged by micro-batches. With a
+        window, a second row of a value is reported until the watermark has passed the window of the first. These and
+        `punctuations` need inputs that all share the same join columns, with any `plan`.
     punctuations
         For an input, what ends its join values: a condition on its rows (``"status = 'closed'"``, a column, or
         `Punctuation.where`), a stream with the join columns and the event time, or a function of the micro-batch's
-        clock that gives punctuations. See ``docs/metadata.md``.
+        clock that returns punctuations. See ``docs/metadata.md``.
     on_broken_promise
-        What becomes of a row that its input had promised not to send: ``"error"``, ``"quarantine"`` or ``"count"``.
+        What to do with a row that its input had promised not to send: ``"error"``, ``"quarantine"`` or ``"count"``. In
+        a tree of joins, ``"quarantine"`` needs `quarantine_path`.
     notices
-        The name of a column that tells closed join values from joined rows; and quarantined rows, where they have no
-        place of their own.
+        The name of an output column that marks closed join values; and quarantined rows, without `quarantine_path`.
     quarantine_path
-        A directory in which quarantined rows are written as Parquet files, those of each input in one of its name, with
-        the reason in a column ``__reason``; exactly once.
+        A directory to which quarantined rows are written as Parquet files, in a directory per input, with the reason in
+        a column ``__reason``; exactly once.
     spill_directory
-        Where a worker puts what does not fit in memory until its micro-batch is committed. None: Spark's own local
-        directory.
+        Where a worker spills until its micro-batch is committed. None: Spark's local directory.
     shards
-        How many slices the state of each join has; it stays so for the life of the checkpoint. None: as many as tasks
-        run at once.
+        The number of slices of each join's state, fixed for the life of the checkpoint. None: that of the checkpoint;
+        for a new one, the number of tasks that run at once.
     name
         The flow's name, to which its checkpoint belongs.
 
     Returns
     -------
     Flow
-        To be written to a sink, or continued; its columns are the join columns once, then each input's others.
+        Its columns are the join columns once, then each input's others.
 
     Raises
     ------
     PlanError
-        Naming the input, column or option at fault and what would work.
+        Names the input, column or option at fault and what would work.
     """
     _check_inputs(inputs)
     require_flow_name(name)
@@ -131,6 +147,9 @@ def multi_join(
     aligned = dict(inputs)
     for attribute in graph.attributes:
         aligned = _aligned(spark, aligned, attribute.columns)
+    conditions = JoinConditions.of(
+        condition, {n: df.schema for n, df in aligned.items()}, _named_times(time, inputs), NameResolver.of(spark)
+    )
     promised = JoinMetadata.of(
         inputs, keys, punctuations, clustered, ordered, on_broken_promise, notices, quarantine_path
     )
@@ -139,8 +158,11 @@ def multi_join(
             {n: arrow_schema(df.schema) for n, df in aligned.items()},
             graph,
             how=how,
-            window=_window(window, time, lateness, late, {n: df.schema for n, df in aligned.items()}),
+            window=_window(window, time, lateness, late, {n: df.schema for n, df in aligned.items()}, conditions),
+            conditions=conditions.others,
         )
+        # Before punctuations are put among the rows: a plan that cannot use them must not take them for data.
+        promised.metadata.check(plain)
         promised, aligned = promised.marked_inputs(aligned, punctuations, plain)
     schemas = {n: df.schema for n, df in aligned.items()}
     for attribute in graph.attributes:
@@ -150,25 +172,55 @@ def multi_join(
         {n: arrow_schema(schema) for n, schema in schemas.items()},
         graph,
         how=how,
-        window=_window(window, time, lateness, late, schemas),
+        window=_window(window, time, lateness, late, schemas, conditions),
+        conditions=conditions.others,
         budget=budget,
         max_delay=None if max_delay is None else parse_duration_ms("max_delay", max_delay),
         spill_directory=None if spill_directory is None else local_path(spill_directory, "spill_directory"),
     )
-    chosen = plan_multiway(graph, _statistics(statistics, spec), force=plan)
+    _check_unmatched_end(spec)
+    chosen = plan_multiway(graph, _statistics(statistics, spec), force=plan, how=how)
     parallelism = max(1, spark.sparkContext.defaultParallelism)
-    side = _late_output(late, late_path, window, inputs)
-    layout = JoinLayout(_shards(shards, parallelism), parallelism, side)
+    side = _late_output(late, late_path, spec, inputs)
+    layout = JoinLayout(_shards(shards, parallelism), parallelism, side, _idle_after_ms(idle_after, spec))
     source, steps = plan_steps(aligned, spec, chosen, layout, promised)
+    for step in steps:
+        step.may_take_shards = shards is None
     return Flow(name, source, steps)
+
+
+def _named_times(time: str | Mapping[str, str] | None, inputs: Mapping[str, DataFrame]) -> dict[str, str]:
+    """The event-time columns, as far as they are named."""
+    if time is None:
+        return {}
+    return dict.fromkeys(inputs, time) if isinstance(time, str) else dict(time)
+
+
+def _check_unmatched_end(spec: MJoinSpec) -> None:
+    """Refuse bounds by which a row without a match would wait for ever."""
+    for name, is_kept, reach in zip(spec.names, spec.preserved, spec.reaches, strict=True):
+        if isinstance(spec.window, TimeWindow) and spec.gives_unmatched and is_kept and reach is None:
+            raise PlanError(
+                f"how={spec.how!r} keeps rows of {name!r} without a match, but no bound says how much later than "
+                f"{name!r} a match may be: such a row would wait for ever.",
+                hint="Add an upper bound to condition=, such as 'p.paid <= o.ordered + INTERVAL 1 HOUR', or a window=.",
+            )
+
+
+def _idle_after_ms(idle_after: str | None, spec: MJoinSpec) -> int | None:
+    if idle_after is None:
+        return None
+    if spec.window is None:
+        raise PlanError("idle_after= needs a window: without one there is no watermark.", hint="Leave it out.")
+    return parse_duration_ms("idle_after", idle_after)
 
 
 def _late_output(
     late: LatePolicy,
     path: str | os.PathLike[str] | None,
-    window: str | None,
+    spec: MJoinSpec,
     inputs: Mapping[str, DataFrame],
-) -> LateOutput | None:
+) -> SideFiles | None:
     if (late == "side") != (path is not None):
         raise PlanError(
             f"late={late!r} and late_path={path!r} do not go together.",
@@ -176,16 +228,17 @@ def _late_output(
         )
     if path is None:
         return None
-    if window is None:
+    if spec.window is None:
         raise PlanError('late="side" needs a window: without one no row is late.', hint="Leave it out.")
-    return LateOutput(local_path(path, "late_path"), {name: df.columns for name, df in inputs.items()})
+    return SideFiles(local_path(path, "late_path"), {name: df.columns for name, df in inputs.items()})
 
 
 def _statistics(given: MultiwayStatistics | None, spec: MJoinSpec) -> MultiwayStatistics | None:
-    """What the plan goes by; where nothing is known, at least how long tuples are kept."""
+    """The statistics for the plan; if none are given, at least how long tuples are kept."""
     if given is not None or not isinstance(spec.window, TimeWindow):
         return given
-    return MultiwayStatistics(horizon_s=max(1, spec.window.width) / 1e6)
+    reaches = [reach for reach in spec.reaches if reach is not None]
+    return MultiwayStatistics(horizon_s=max(1, *reaches) / 1e6) if reaches else None
 
 
 # -------------------------------------------------------------------- what was asked for
@@ -220,10 +273,14 @@ def _window(
     lateness: str | None,
     late: LatePolicy,
     schemas: Mapping[str, T.StructType],
+    conditions: JoinConditions,
 ) -> TimeWindow | None:
-    if window is None:
+    if window is None and not conditions.bounds:
         if lateness is not None:
-            raise PlanError("lateness= needs a window.", hint='Pass window="2 seconds" and time="ts" as well.')
+            raise PlanError(
+                "lateness= needs a window.",
+                hint='Pass window="2 seconds" and time="ts" as well, or a condition= between event times.',
+            )
         return None
     if isinstance(window, int):
         raise PlanError(
@@ -245,12 +302,22 @@ def _window(
                 f"{name}.{column} is {schemas[name][column].dataType.simpleString()}; an event time is a timestamp.",
                 hint="Cast it to timestamp.",
             )
-    width_ms = parse_duration_ms("window", window)
+    width_ms = None if window is None else parse_duration_ms("window", window)
     declared = [schemas[name][column].metadata.get(_WATERMARK) for name, column in columns.items() if column]
     delays = [int(delay) for delay in declared if delay is not None]
-    lateness_ms = max(delays, default=width_ms) if lateness is None else parse_duration_ms("lateness", lateness)
+    if lateness is None:
+        lateness_ms = max(delays, default=_furthest_ms(conditions.bounds) if width_ms is None else width_ms)
+    else:
+        lateness_ms = parse_duration_ms("lateness", lateness)
     named = {name: column for name, column in columns.items() if column is not None}
-    return TimeWindow(timedelta(milliseconds=width_ms), named, timedelta(milliseconds=lateness_ms), late)
+    width = None if width_ms is None else timedelta(milliseconds=width_ms)
+    return TimeWindow(width, named, timedelta(milliseconds=lateness_ms), late, conditions.bounds)
+
+
+def _furthest_ms(bounds: Sequence[TimeBound]) -> int:
+    """The furthest that a bound lets two event times be apart, rounded up."""
+    ends = [abs(end) for bound in bounds for end in (bound.low, bound.high) if end is not None]
+    return -(-max(ends) // 1000)
 
 
 # -------------------------------------------------------------------- keys of several types
@@ -259,7 +326,7 @@ def _window(
 def _aligned(
     spark: SparkSession, inputs: Mapping[str, DataFrame], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, DataFrame]:
-    """The inputs with the columns of one join attribute in the type that all of them fit."""
+    """The inputs with the columns of one join attribute cast to a common type."""
     aligned = dict(inputs)
     for columns in zip(*keys.values(), strict=True):
         fields = [inputs[name].schema[column] for name, column in zip(keys, columns, strict=True)]

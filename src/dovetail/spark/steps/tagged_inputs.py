@@ -1,8 +1,8 @@
-"""Several inputs as the rows of one DataFrame: each row says which input it is of, and inputs share columns of a type.
+"""Several inputs as the rows of one DataFrame: each row has the number of its input, and inputs share columns by type.
 
-A micro-batch is one DataFrame, so the inputs of a multi-way join travel as one. A column of their own for every column
-of every input would mostly carry NULLs through the shuffle; instead there are *slots*, as many of each type as the
-input that has the most columns of that type needs. A join column that is its own code takes none: the code tells it.
+A micro-batch is one DataFrame, so the inputs of a multi-way join travel as one. Separate columns for every input would
+mostly carry NULLs through the shuffle. Instead there are *slots*: for each type, as many as the input with the most
+columns of that type needs. A join column that is its own code needs no slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from dovetail.relation.format import CODE_COLUMN, CodeKind
-from dovetail.spark.codes import INTEGRAL, code_column, quoted
-from dovetail.spark.payload import encode, encoded_schema
+from dovetail.spark.plan.codes import INTEGRAL, code_column, quoted
+from dovetail.spark.plan.payload import encode, encoded_schema
 
 __all__ = ["INPUT_COLUMN", "Member", "SlotLayout", "code_names", "tagged", "tagged_union"]
 
@@ -23,37 +23,20 @@ INPUT_COLUMN = "__input"
 
 
 def code_names(count: int) -> list[str]:
-    """The columns of a row's codes, that of the attribute it is routed by first.
-
-    Examples
-    --------
-    >>> code_names(2)
-    ['__code', '__code1']
-    """
+    """The columns of a row's codes; first that of the attribute it is routed by."""
     return [CODE_COLUMN, *(f"{CODE_COLUMN}{number}" for number in range(1, count))]
 
 
 @dataclass(frozen=True)
 class Member:
-    """What is joined somewhere: an input, or what another join gives.
+    """A member of a join: an input, or the results of another join."""
 
-    Attributes
-    ----------
-    number
-        What its rows are tagged with.
-    schema
-        Its columns, in Spark's types.
-    keys
-        The columns of each join attribute that it has where it is joined, and the kind of their code; the attribute
-        that rows are routed by first.
-    """
-
-    number: int
+    number: int  # the tag of its rows
     schema: T.StructType
-    keys: tuple[tuple[tuple[str, ...], CodeKind], ...]
+    keys: tuple[tuple[tuple[str, ...], CodeKind], ...]  # columns and code per join attribute; first the one routed by
 
     def code_of(self, column: str) -> int | None:
-        """The number of the code that a column can be read from; None where it cannot."""
+        """The number of the code that equals a column, or None."""
         for number, (columns, kind) in enumerate(self.keys):
             if columns == (column,) and kind == "value" and isinstance(self.schema[column].dataType, INTEGRAL):
                 return number
@@ -64,15 +47,6 @@ class Member:
 class SlotLayout:
     """Which slot holds which column.
 
-    Attributes
-    ----------
-    types
-        The type of every slot, as it travels.
-    places
-        For each input, the slot of each of its columns, in order; -1 - n where code number n tells the column.
-
-    Examples
-    --------
     >>> a = T.StructType().add("k", "long").add("x", "string").add("n", "long")
     >>> b = T.StructType().add("y", "string").add("z", "string").add("k", "long")
     >>> key = ((("k",), "value"),)
@@ -80,12 +54,12 @@ class SlotLayout:
     ((-1, 0, 1), (0, 2, -1))
     """
 
-    types: tuple[T.DataType, ...]
-    places: tuple[tuple[int, ...], ...]
+    types: tuple[T.DataType, ...]  # of every slot, as encoded
+    places: tuple[tuple[int, ...], ...]  # per input, the slot of each column; -1 - n: the column is code number n
 
     @classmethod
     def of(cls, members: Sequence[Member]) -> "SlotLayout":
-        """Slots for the columns of these, in the order of their numbers."""
+        """Slots for the columns of the members, in the order of their numbers."""
         types: list[T.DataType] = []
         places = []
         for member in members:
@@ -108,12 +82,11 @@ class SlotLayout:
 
     @property
     def names(self) -> list[str]:
-        """The slots' columns."""
         return [f"__slot{number}" for number in range(len(self.types))]
 
 
 def tagged(df: DataFrame, member: Member, layout: SlotLayout, codes: int) -> DataFrame:
-    """The rows of one member, each with the member's number, so many codes, and its columns in their slots."""
+    """The rows of one member with its number, its codes, and its columns in their slots."""
     found = [code_column(df.schema, columns, kind) for columns, kind in member.keys]
     found += [F.lit(None).cast("long")] * (codes - len(found))
     names = code_names(codes)
@@ -129,7 +102,6 @@ def tagged(df: DataFrame, member: Member, layout: SlotLayout, codes: int) -> Dat
 def tagged_union(
     inputs: Mapping[str, DataFrame], members: Mapping[str, Member], layout: SlotLayout, codes: int
 ) -> DataFrame:
-    """The rows of all inputs."""
     parts = [tagged(df, members[name], layout, codes) for name, df in inputs.items()]
     rows = parts[0]
     for part in parts[1:]:

@@ -10,13 +10,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import PlanError
-from dovetail.memory import Budget
+from dovetail.core.durations import parse_duration_ms
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
 from dovetail.relation import Relation
 from dovetail.relation.keys import code_kind
-from dovetail.spark.codes import check_key_columns
-from dovetail.spark.kept_step import Arrivals, KeptRelation, KeptStep, kept_schema, open_kept
-from dovetail.state.store import local_path
+from dovetail.spark.flow.store import local_path
+from dovetail.spark.plan.codes import check_key_columns
+from dovetail.spark.steps.kept import Arrivals, KeptRelation, KeptStep, kept_schema, open_kept
 from dovetail.warehouse.history import History
 from dovetail.warehouse.transformations import (
     CHANGES,
@@ -28,19 +29,21 @@ from dovetail.warehouse.transformations import (
 )
 
 if TYPE_CHECKING:
-    from dovetail.spark.steps import Step
+    from dovetail.spark.flow.step import Step
 
 __all__ = ["WarehouseStages"]
 
 On = str | Sequence[str] | Mapping[str, str]
 Place = Relation | str | os.PathLike[str]
 
+FOLD_EVERY = "10 seconds"
+
 _HASH = "__hash"
 _STORED_HASH = "row_hash"
 
 
 class WarehouseStages:
-    """Stages that keep a relation: the flow is its only writer, and makes it if there is none."""
+    """Stages that keep a relation: the flow is its only writer, and creates it if there is none."""
 
     @abstractmethod
     def _here(self) -> DataFrame: ...
@@ -54,26 +57,34 @@ class WarehouseStages:
     # ================================================================ keys
 
     def surrogate_key(
-        self, column: str, relation: Place, *, on: On, budget: str | int | Budget = "64MB", shards: int | None = None
+        self,
+        column: str,
+        relation: Place,
+        *,
+        on: On,
+        budget: str | int | Budget = "64MB",
+        shards: int | None = None,
+        fold_every: str = FOLD_EVERY,
     ) -> Self:
-        """Give every source key a warehouse key: a number, the same for the same source key, for ever.
+        """Add a warehouse key: a number, always the same for the same source key.
+
+        A row whose source key has a NULL gets NULL. Numbers have gaps, and do not tell the order of arrival.
 
         Parameters
         ----------
         column
             The column to add, and the relation's column that holds the number.
         relation
-            The lookup relation, or its path. The flow makes it if there is none, and is its only writer.
+            The lookup relation, or its path. The flow creates it if there is none, and is its only writer.
         on
             The source key: columns such as ``["source", "order_id"]``, or a mapping from stream to relation names.
         budget
-            How large the keys may grow that are not in the relation yet; then they are folded into a new version.
+            The maximum size of keys that are not in the relation yet; beyond it they are folded into a new version.
         shards
             Slices of a new relation; by default as many as tasks run at once.
-
-        Notes
-        -----
-        A row whose source key has a NULL gets NULL. Numbers have gaps, and do not tell the order of arrival.
+        fold_every
+            How long it may take until others see new keys in the relation, such as ``"10 seconds"``, give or take one
+            micro-batch. They see all of them when a run has ended.
         """
         arrivals = Arrivals.of(self._here())
         key = self._key(arrivals, on)
@@ -82,7 +93,10 @@ class WarehouseStages:
         logic = SurrogateKeys(key, kept.is_hashed, emitted, column)
         self._require_new(arrivals, column)
         results = [*_same(arrivals), ("__number", T.StructField(column, T.LongType()))]
-        return self._kept("surrogate_key", arrivals, kept, logic, budget, results=results, settings={"column": column})
+        settings = {"column": column}
+        return self._kept(
+            "surrogate_key", arrivals, kept, logic, budget, fold_every, results=results, settings=settings
+        )
 
     def deduplicate(
         self,
@@ -93,25 +107,22 @@ class WarehouseStages:
         mark: str | None = None,
         budget: str | int | Budget = "64MB",
         shards: int | None = None,
+        fold_every: str = FOLD_EVERY,
     ) -> Self:
-        """Let only the first row of each key pass, now and ever.
+        """Let only the first row of each key pass, now and ever. Rows whose key has a NULL equal no other, and pass.
 
         Parameters
         ----------
         relation
-            The relation of keys that were seen, or its path; what is in it already counts as loaded.
+            The relation of keys seen so far, or its path; keys that are already in it count as seen.
         on
             The key: columns, or a mapping from stream to relation names.
         order_by
-            Which row of a key is first, among those of one micro-batch.
+            Which row of a key is first, within one micro-batch.
         mark
-            Do not leave duplicates out: add a boolean column of this name that is true for them.
-        budget, shards
+            Keep duplicates, and add a boolean column of this name that is true for them.
+        budget, shards, fold_every
             See `surrogate_key`.
-
-        Notes
-        -----
-        Rows whose key has a NULL equal no other, and pass.
         """
         arrivals = Arrivals.of(self._here())
         key = self._key(arrivals, on)
@@ -123,7 +134,17 @@ class WarehouseStages:
         logic = Deduplication(key, kept.is_hashed, arrivals.names, mark is not None)
         order = [arrivals.ours(name) for name in _names(order_by)]
         settings = {"mark": mark, "order_by": _names(order_by)}
-        return self._kept("deduplicate", arrivals, kept, logic, budget, order=order, results=results, settings=settings)
+        return self._kept(
+            "deduplicate",
+            arrivals,
+            kept,
+            logic,
+            budget,
+            fold_every,
+            order=order,
+            results=results,
+            settings=settings,
+        )
 
     # ================================================================ changes
 
@@ -138,8 +159,9 @@ class WarehouseStages:
         emit: Sequence[Change] = CHANGES,
         budget: str | int | Budget = "64MB",
         shards: int | None = None,
+        fold_every: str = FOLD_EVERY,
     ) -> Self:
-        """Tell of each row whether its key is new, or its columns are others than those of the row before it.
+        """Add to each row whether its key is new, or its columns differ from those of the previous row of the key.
 
         Parameters
         ----------
@@ -148,17 +170,19 @@ class WarehouseStages:
         on
             The key.
         compare
-            The columns that count; by default all but the key and those of `order_by`.
+            The columns to compare; by default all but the key and those of `order_by`.
         order_by
             The order of a key's rows in one micro-batch.
         column
             The column to add: ``"inserted"``, ``"changed"`` or ``"unchanged"``.
         emit
-            Which of these to put out.
-        budget, shards
+            Which of these to emit.
+        budget, shards, fold_every
             See `surrogate_key`.
         """
-        return self._changes("detect_changes", relation, on, compare, order_by, column, emit, budget, shards, None)
+        return self._changes(
+            "detect_changes", relation, on, compare, order_by, column, emit, budget, shards, fold_every, None
+        )
 
     def upsert(
         self,
@@ -171,6 +195,7 @@ class WarehouseStages:
         emit: Sequence[Change] = CHANGES,
         budget: str | int | Budget = "64MB",
         shards: int | None = None,
+        fold_every: str = FOLD_EVERY,
     ) -> Self:
         """Keep the last row of each key in a relation: a slowly changing dimension of type 1.
 
@@ -182,10 +207,12 @@ class WarehouseStages:
             The key.
         columns
             The columns to keep besides; by default all others.
-        order_by, column, emit, budget, shards
+        order_by, column, emit, budget, shards, fold_every
             As for `detect_changes`.
         """
-        return self._changes("upsert", relation, on, columns, order_by, column, emit, budget, shards, columns or ())
+        return self._changes(
+            "upsert", relation, on, columns, order_by, column, emit, budget, shards, fold_every, columns or ()
+        )
 
     def _changes(
         self,
@@ -198,6 +225,7 @@ class WarehouseStages:
         emit: Sequence[str],
         budget: str | int | Budget,
         shards: int | None,
+        fold_every: str,
         stored: Sequence[str] | None,
     ) -> Self:
         arrivals = Arrivals.of(self._here())
@@ -222,6 +250,7 @@ class WarehouseStages:
             kept,
             logic,
             budget,
+            fold_every,
             computed={_HASH: _hash_of(compared)},
             order=order,
             results=[*_same(arrivals), ("__change", T.StructField(column, T.StringType()))],
@@ -243,11 +272,12 @@ class WarehouseStages:
         valid_to: str = "valid_to",
         budget: str | int | Budget = "64MB",
         shards: int | None = None,
+        fold_every: str = FOLD_EVERY,
     ) -> Self:
         """Keep every version of each key's row in a relation: a slowly changing dimension of type 2.
 
-        The flow goes on with the versions that were opened, closed or replaced: key, columns, `valid_from`, `valid_to`.
-        Look one up by ``enrich(relation, on=..., condition="valid_from <= ts AND ts < valid_to")``.
+        The flow continues with the versions that were opened, closed or replaced: key, columns, `valid_from`,
+        `valid_to`. Look one up by ``enrich(relation, on=..., condition="valid_from <= ts AND ts < valid_to")``.
 
         Parameters
         ----------
@@ -261,7 +291,7 @@ class WarehouseStages:
             The columns that make a version; by default all but key and time.
         valid_from, valid_to
             The relation's columns with the span of a version; the last one's ends at 9999-12-31.
-        budget, shards
+        budget, shards, fold_every
             See `surrogate_key`.
         """
         arrivals = Arrivals.of(self._here())
@@ -281,15 +311,16 @@ class WarehouseStages:
             key, kept.is_hashed, (), moment, _HASH, attributes, valid_from, valid_to, _STORED_HASH, kept.schema
         )
         sources = {theirs: arrivals.schema[users[ours]] for ours, theirs in [*key, *attributes]}
-        put_out = [(name, sources[name]) for name in kept.schema.names if name in sources]
-        put_out += [(name, T.StructField(name, kind)) for name in (valid_from, valid_to)]
-        results = [(name, T.StructField(name, f.dataType, True, f.metadata)) for name, f in put_out]
+        shown = [(name, sources[name]) for name in kept.schema.names if name in sources]
+        shown += [(name, T.StructField(name, kind)) for name in (valid_from, valid_to)]
+        results = [(name, T.StructField(name, f.dataType, True, f.metadata)) for name, f in shown]
         return self._kept(
             "history",
             arrivals,
             kept,
             logic,
             budget,
+            fold_every,
             computed={_HASH: _hash_of(compared)},
             order=[moment],
             results=results,
@@ -344,6 +375,7 @@ class WarehouseStages:
         relation: KeptRelation,
         transformation: Transformation,
         budget: str | int | Budget,
+        fold_every: str,
         *,
         computed: Mapping[str, Column] | None = None,
         order: Sequence[str] = (),
@@ -351,7 +383,8 @@ class WarehouseStages:
         settings: Mapping[str, Any],
     ) -> Self:
         name = self._step_name(kind)
-        parts = (name, kind, arrivals, relation, transformation, Budget.parse(budget))
+        fold_every_ms = parse_duration_ms("fold_every", fold_every)
+        parts = (name, kind, arrivals, relation, transformation, Budget.parse(budget), fold_every_ms)
         step: Step = KeptStep(*parts, computed or {}, order, results, settings)
         return self._then(step)
 
@@ -361,14 +394,13 @@ def _names(names: str | Sequence[str]) -> list[str]:
 
 
 def _same(arrivals: Arrivals) -> list[tuple[str, T.StructField]]:
-    """All columns as they came."""
     return list(zip(arrivals.names, arrivals.schema, strict=True))
 
 
 def _compared(
     arrivals: Arrivals, key: Sequence[tuple[str, str]], names: Sequence[str] | None, left_out: Sequence[str]
 ) -> list[str]:
-    """Our names of the columns that make a row what it is."""
+    """Internal names of the compared columns."""
     keys = [ours for ours, _ in key]
     if names is None:
         chosen = [name for name in arrivals.names if name not in keys and name not in left_out]
@@ -380,6 +412,6 @@ def _compared(
 
 
 def _hash_of(names: Sequence[str]) -> Column:
-    """A hash that also tells which columns are NULL: Spark's own leaves them out."""
+    """A hash that also covers which columns are NULL: Spark's own skips NULLs."""
     parts = [part for name in names for part in (F.col(name), F.col(name).isNull())]
     return F.xxhash64(*parts)
