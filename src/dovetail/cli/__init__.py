@@ -1,2 +1,4 @@
-"""The command line: ``dovetail``. Results on standard output, everything else on standard error, exit codes that mean
-something (:class:`dovetail.cli.failures.ExitCode`)."""
+"""The command line: ``dovetail``. Results go to standard output, everything else to standard error.
+
+Exit codes have a fixed meaning: see `dovetail.cli.failures.ExitCode`.
+"""

@@ -1,24 +1,19 @@
-"""From what went wrong to what a script sees: one exit code, one message, a hint.
+"""Conversion of exceptions to an exit code, a message and a hint.
 
-The class of an error decides its exit code, so a new kind of error has one as soon as it has a parent. Errors of Spark
-are reduced to the sentences a user can act on; the stack traces around them are for ``--debug``.
+The class of an error determines its exit code, so a new error class inherits one from its parent. Spark errors are
+reduced to the sentences a user can act on; their stack traces are for ``--debug``.
 """
 
 import re
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 
-from dovetail import errors
+from dovetail.core import errors
+from dovetail.spark.plan.spark_errors import explain_spark
 
 
 class ExitCode(IntEnum):
-    """What the command's exit code means. Scripts rely on it: a meaning is never changed.
-
-    Examples
-    --------
-    >>> ExitCode.CONFLICT.value
-    4
-    """
+    """The meaning of the command's exit codes. Scripts rely on them: a meaning never changes."""
 
     OK = 0
     INTERNAL = 1
@@ -30,31 +25,24 @@ class ExitCode(IntEnum):
 
 
 class SourceError(errors.PlanError):
-    """Rows that were to be read cannot be: a missing path, an unknown format, a malformed file."""
+    """Input rows cannot be read: a missing path, an unknown format, a malformed file."""
 
 
 class SparkStartError(errors.PlanError):
-    """Spark cannot be started as asked: no Java, an unknown master, a setting that it refuses."""
+    """Spark cannot be started: no Java, an unknown master, an invalid setting."""
 
 
 class SparkFailure(Exception):  # noqa: N818 -- an error of Spark, as text
-    """The whole text of an error of Spark."""
+    """The full text of a Spark error."""
 
 
 class Interrupted(Exception):  # noqa: N818 -- what happened, not an error
-    """The user pressed Ctrl-C; the message says what became of the work."""
+    """The user pressed Ctrl-C; the message says what happened to the work."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as it is shown.
-
-    Examples
-    --------
-    >>> failure = failure_of(errors.RelationConflict("Version 4 was committed by another writer."))
-    >>> failure.exit_code.name, failure.kind, failure.message
-    ('CONFLICT', 'RelationConflict', 'Version 4 was committed by another writer.')
-    """
+    """An error as shown to the user."""
 
     exit_code: ExitCode
     kind: str
@@ -62,12 +50,12 @@ class Failure:
     hint: str | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """The document that ``--json`` prints."""
+        """The document printed by ``--json``."""
         fields = asdict(self)
         return {"error": {"class": fields["kind"], "message": fields["message"], "hint": fields["hint"]}}
 
 
-# The first class that fits decides, so children stand before their parents.
+# The first class that matches determines the code, so subclasses come before their parents.
 _CODE_OF_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.RelationConflict, ExitCode.CONFLICT),
     (errors.RelationError, ExitCode.RELATION),
@@ -78,19 +66,11 @@ _CODE_OF_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 _REPORT = "This is a defect in Dovetail. Please report it, with the output of the same command with --debug."
-_MORE_MEMORY = "Give Spark more memory, for instance with --conf spark.driver.memory=4g."
+_MORE_MEMORY = "Give Spark more memory, for example with --conf spark.driver.memory=4g."
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Say what an exception means to the user.
-
-    Examples
-    --------
-    >>> failure_of(errors.PlanError("shards=0 is too few.", hint="Use 1 or more."))
-    Failure(exit_code=<ExitCode.REQUEST: 2>, kind='PlanError', message='shards=0 is too few.', hint='Use 1 or more.')
-    >>> failure_of(ZeroDivisionError("division by zero")).message
-    'ZeroDivisionError: division by zero'
-    """
+    """Convert an exception to a failure for the user."""
     if isinstance(error, SparkFailure) or type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
         return _failure_of_spark(error)
     code = next((code for kind, code in _CODE_OF_CLASS if isinstance(error, kind)), None)
@@ -100,7 +80,7 @@ def failure_of(error: BaseException) -> Failure:
     if code is ExitCode.INTERRUPTED:
         return Failure(code, "Interrupted", str(error) or "Interrupted.")
     if isinstance(error, OSError) and error.strerror:
-        # The operating system refused a file of the relation: full, forbidden, broken.
+        # The operating system refused a file of the relation: disk full, no permission, I/O error.
         place = f"{error.filename}: " if error.filename else ""
         return Failure(ExitCode.RELATION, type(error).__name__, f"{place}{error.strerror}.")
     text = _first_line(str(error))
@@ -110,30 +90,12 @@ def failure_of(error: BaseException) -> Failure:
 
 # -------------------------------------------------------------------- Spark's own errors
 
-_CONDITION = re.compile(r"^\s*\[([A-Z][A-Z0-9_.]*)\]\s*")
-_CAUSE = re.compile(r"^(?:Caused by|\s*): (?:[\w$]+\.)*[\w$]+: (?P<message>.*)", re.MULTILINE)
-_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
-_SENTENCE = re.compile(r"(.*?[.!?])(?:\s|$)", re.DOTALL)
 _LOST_RECORDS = "not available in Kafka any more"
 _LOST_MESSAGE = "Kafka no longer has records that the flow has not read yet"
 _LOST_HINT = (
-    "All before them is loaded. To go on with what is there, set failOnDataLoss: false in the options of the source."
+    "All before them is loaded. To continue without them, set failOnDataLoss: false in the options of the source."
 )
 _PYTHON_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<message>.*)", re.MULTILINE)
-
-
-def explain_spark(error: BaseException) -> str:
-    """The sentences of a Spark error that a user can act on: what failed, and the innermost reason.
-
-    Examples
-    --------
-    >>> explain_spark(ValueError("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03"))
-    'Path does not exist: file:/x.'
-    """
-    text = str(error)
-    chain = [match["message"] for match in _CAUSE.finditer(text)] or [text.strip()]
-    sentences = [_first_sentence(message) for message in (chain[0], chain[-1])]
-    return " ".join(dict.fromkeys(sentence for sentence in sentences if sentence))
 
 
 def _failure_of_spark(error: BaseException) -> Failure:
@@ -148,16 +110,16 @@ def _failure_of_spark(error: BaseException) -> Failure:
         return _failure_in_task(text)
     is_stated = re.search(r"\[[A-Z][A-Z0-9_.]*\]", text) is not None and "[INTERNAL_ERROR" not in text
     if is_stated:
-        # Spark names a condition when it knows the cause: rows it could not read, a value it could not convert.
+        # Spark names a condition if it knows the cause: rows it could not read, a value it could not convert.
         return Failure(ExitCode.REQUEST, "SourceError", explain_spark(error), _hint_of(text))
     return Failure(ExitCode.INTERNAL, "SparkError", explain_spark(error), _REPORT)
 
 
 def _failure_in_task(text: str) -> Failure:
-    """An exception of our own code in a Python worker, of which only the text has reached us."""
+    """An exception of our own code in a Python worker, of which only the text is available."""
     found = list(_PYTHON_ERROR.finditer(text.rpartition("Traceback (most recent call last)")[2]))
     if not found:
-        return Failure(ExitCode.INTERNAL, "InternalError", "A Spark task failed without saying why.", _REPORT)
+        return Failure(ExitCode.INTERNAL, "InternalError", "A Spark task failed without a message.", _REPORT)
     kind, message = found[-1]["kind"].rpartition(".")[2], found[-1]["message"]
     ours = getattr(errors, kind, None)
     if isinstance(ours, type) and issubclass(ours, errors.DovetailError):
@@ -171,19 +133,10 @@ def _failure_in_task(text: str) -> Failure:
 def _hint_of(text: str) -> str | None:
     if "MALFORMED_RECORD_IN_PARSING" in text:
         return (
-            "Correct the rows, give the right --option values, or let bad values become NULL with --option "
+            "Correct the rows, set the right --option values, or turn bad values into NULL with --option "
             "mode=PERMISSIVE."
         )
     return None
-
-
-def _first_sentence(message: str) -> str:
-    plain = _SQLSTATE.sub("", _CONDITION.sub("", message)).strip()
-    match = _SENTENCE.match(plain)
-    sentence = match[1] if match else plain
-    if not sentence:
-        return ""
-    return " ".join(sentence.split()).removesuffix(".") + "."
 
 
 def _first_line(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Ctrl-C, told apart from the errors that it comes out as.
+"""Detection of Ctrl-C behind the errors that it causes.
 
-Who is interrupted in foreign code need not see a ``KeyboardInterrupt``: Spark cancels its job first, and compiled code
-turns it into a ``SystemError``.
+Code that is interrupted inside a library need not receive a ``KeyboardInterrupt``: Spark cancels its job first, and
+compiled code raises a ``SystemError``.
 """
 
 import signal
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def noticing_interrupts() -> Iterator[Callable[[], bool]]:
-    """Tell whether Ctrl-C was pressed, whoever handles it; Spark installs a handler of its own when it starts."""
+    """Yield a function that returns whether Ctrl-C was pressed, whoever handles it. Spark installs its own handler."""
     told, telling = socket.socketpair()
     with told, telling:
         told.setblocking(False)

@@ -1,4 +1,4 @@
-"""The progress of a running flow: a table that stays in place on a terminal, plain lines elsewhere."""
+"""The progress of a running flow: a table that is updated in place on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dovetail.memory import format_bytes
+from dovetail.core.memory import format_bytes
 
 if TYPE_CHECKING:
-    from dovetail.spark.progress import FlowProgress, OperatorProgress
+    from dovetail.spark.flow.progress import FlowProgress, OperatorProgress
 
 __all__ = ["LiveProgress", "plain_line", "showing_progress"]
 
@@ -20,14 +20,13 @@ _LINE_SECONDS = 5.0
 
 
 class LiveProgress:
-    """Shows each micro-batch; made by `showing_progress`."""
+    """Shows each micro-batch; created by `showing_progress`."""
 
     def __init__(self, console: Console, name: str, budgets: Mapping[str, int], live: Live | None) -> None:
         self._console, self._name, self._budgets, self._live = console, name, budgets, live
         self._shown, self._shown_at = -1, 0.0
 
     def update(self, progress: "FlowProgress | None", is_last: bool = False) -> None:
-        """Show where the flow is."""
         if progress is None or (progress.batch == self._shown and self._live is None):
             return
         if self._live is not None:
@@ -69,9 +68,7 @@ def _figures(operator: "OperatorProgress", budget_bytes: int | None) -> list[str
 def plain_line(progress: "FlowProgress", budgets: Mapping[str, int]) -> str:
     """One micro-batch as one line, for logs.
 
-    Examples
-    --------
-    >>> from dovetail.spark.progress import FlowProgress
+    >>> from dovetail.spark.flow.progress import FlowProgress
     >>> plain_line(FlowProgress(3, 0, 1200, 0, None, ()), {})
     'batch=3 staleness=1.2s waiting=0'
     """
@@ -87,17 +84,7 @@ def plain_line(progress: "FlowProgress", budgets: Mapping[str, int]) -> str:
 
 @contextmanager
 def showing_progress(console: Console, name: str, budgets: Mapping[str, int]) -> Iterator[LiveProgress]:
-    """Show progress on a console for the duration of a block.
-
-    Parameters
-    ----------
-    console
-        Standard error.
-    name
-        The flow's.
-    budgets
-        The budget of each operator, in bytes.
-    """
+    """Show progress on a console for the duration of a block. ``budgets`` has the budget per operator, in bytes."""
     if not console.is_terminal:
         yield LiveProgress(console, name, budgets, None)
         return

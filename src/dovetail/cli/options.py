@@ -1,11 +1,11 @@
-"""Arguments and options that several commands share, so that they are spelled and explained alike."""
+"""Arguments and options shared by several commands, so that they have the same name and help."""
 
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 _READING = "Reading the data"
 _SPARK = "Spark"
@@ -20,7 +20,7 @@ KeySources = Annotated[
     list[str],
     typer.Argument(
         metavar="KEYS_SOURCE",
-        help="Files, directories or patterns with the keys to delete; other columns are not looked at.",
+        help="Files, directories or patterns with the keys to delete; other columns are ignored.",
         show_default=False,
     ),
 ]
@@ -29,7 +29,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="parquet, csv, json, orc, xml or another that Spark reads; by default told from the names.",
+        help="parquet, csv, json, orc, xml or another format of Spark; by default inferred from the file names.",
         rich_help_panel=_READING,
         show_default=False,
     ),
@@ -67,21 +67,19 @@ SparkSettings = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON document on standard output, errors too.", rich_help_panel=_COMMON),
+    typer.Option("--json", help="Print one JSON document to stdout, also for errors.", rich_help_panel=_COMMON),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_COMMON)]
 
 
 def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """The settings that a repeated ``KEY=VALUE`` option gives; the last one of a key counts.
+    """Parse a repeated ``KEY=VALUE`` option; the last value of a key wins.
 
-    Examples
-    --------
     >>> key_values("--option", ["header=true", "sep=="])
     {'header': 'true', 'sep': '='}
     >>> key_values("--option", ["header"])
     Traceback (most recent call last):
-    dovetail.errors.PlanError: --option header has no value. Write --option header=VALUE.
+    dovetail.core.errors.PlanError: --option header has no value. Write --option header=VALUE.
     """
     pairs = {}
     for text in texts or ():

@@ -1,7 +1,7 @@
-"""What the commands print: one interface, as text for people and as one JSON document for programs.
+"""The output of the commands: one interface, with text for people and one JSON document for programs.
 
-Results go to standard output, messages and progress to standard error, so that a pipe carries the result alone. A
-failure is a result for the reader of JSON: it is that one document.
+Results go to standard output, messages and progress to standard error, so that a pipe carries only the result. With
+``--json`` a failure is also a result: it is the one document.
 """
 
 import json
@@ -16,28 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli.failures import ExitCode, Failure
-from dovetail.memory import format_bytes
+from dovetail.core.memory import format_bytes
 
 Document = Mapping[str, Any]
 
 
 def output_for(as_json: bool) -> "Output":
-    """The output that a command's ``--json`` asks for.
-
-    Examples
-    --------
-    >>> output_for(as_json=True).version("1.2.3")
-    {
-      "name": "dovetail",
-      "version": "1.2.3"
-    }
-    """
     return JsonOutput() if as_json else TextOutput()
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave quietly when the reader has gone (``| head``), with the code that the shell gives other programs."""
+        """Exit silently when the reader has closed the pipe (``| head``), with the usual exit code."""
         try:
             super().on_broken_pipe()
         except SystemExit:
@@ -45,7 +35,7 @@ class _Console(Console):
 
 
 class Output(ABC):
-    """One method per kind of result. Documents are plain data, so that both forms say the same."""
+    """One method per kind of result. Documents are plain data, so that both forms have the same content."""
 
     def __init__(self) -> None:
         self.results = _Console(file=sys.stdout, highlight=False)
@@ -53,7 +43,7 @@ class Output(ABC):
 
     @abstractmethod
     def version(self, version: str) -> None:
-        """The release of Dovetail."""
+        """The version of Dovetail."""
 
     @abstractmethod
     def info(self, document: Document) -> None:
@@ -65,23 +55,23 @@ class Output(ABC):
 
     @abstractmethod
     def written(self, document: Document) -> None:
-        """The version that a build, append, upsert or delete made."""
+        """The version created by a build, append, upsert or delete."""
 
     @abstractmethod
     def vacuumed(self, document: Document) -> None:
-        """What a vacuum removed, and what there was before and after."""
+        """What a vacuum removed, with totals before and after."""
 
     @abstractmethod
     def show(self, document: Document, render: "Callable[[TextOutput], None]") -> None:
-        """Any other result: the document itself, or what ``render`` makes of it."""
+        """Any other result: the document itself, or the output of ``render``."""
 
     @abstractmethod
     def failure(self, failure: Failure) -> None:
-        """Why the command did not do what it was asked to."""
+        """Why the command failed."""
 
 
 class JsonOutput(Output):
-    """Every result is the document itself."""
+    """Prints every result as the document itself."""
 
     def _print(self, document: Document) -> None:
         self.results.out(json.dumps(document, indent=2, ensure_ascii=False), highlight=False)
@@ -89,17 +79,7 @@ class JsonOutput(Output):
     def version(self, version: str) -> None:
         self._print({"name": "dovetail", "version": version})
 
-    def info(self, document: Document) -> None:
-        self._print(document)
-
-    def versions(self, document: Document) -> None:
-        self._print(document)
-
-    def written(self, document: Document) -> None:
-        self._print(document)
-
-    def vacuumed(self, document: Document) -> None:
-        self._print(document)
+    info = versions = written = vacuumed = _print
 
     def show(self, document: Document, render: "Callable[[TextOutput], None]") -> None:
         self._print(document)
@@ -109,7 +89,7 @@ class JsonOutput(Output):
 
 
 class TextOutput(Output):
-    """Tables that fit the terminal; long values are folded, never cut off."""
+    """Tables that fit the terminal; long values are wrapped, never truncated."""
 
     def version(self, version: str) -> None:
         self.results.out(f"dovetail {version}", highlight=False)
@@ -126,7 +106,7 @@ class TextOutput(Output):
                 "key": f"{', '.join(key['columns'])}: {own}",
                 "unique": _uniqueness(document),
                 "rows": f"{document['rows']:,}",
-                "rows without a key": f"{document['null_key_rows']:,}",
+                "rows with a NULL key": f"{document['null_key_rows']:,}",
                 "distinct codes": f"{document['distinct_codes']:,}",
                 "size": format_bytes(document["bytes"]),
                 "index in memory": format_bytes(document["index_bytes"]) + share,
@@ -141,7 +121,7 @@ class TextOutput(Output):
         if "shards_detail" in document:
             self.title("Shards")
             self.table(
-                dict.fromkeys(("shard", "rows", "size", "distinct codes", "most rows of a code", "no key"), "right"),
+                dict.fromkeys(("shard", "rows", "size", "distinct codes", "max rows per code", "NULL keys"), "right"),
                 [
                     [
                         str(s["shard"]),
@@ -158,7 +138,7 @@ class TextOutput(Output):
     def versions(self, document: Document) -> None:
         self.title(f"Versions of {document['path']}")
         self.table(
-            {"version": "right", "made by": "left", "from": "right", "at": "left", "rows": "right", "size": "right"},
+            {"version": "right", "operation": "left", "from": "right", "at": "left", "rows": "right", "size": "right"},
             [
                 [
                     str(v["version"]),
@@ -213,15 +193,13 @@ class TextOutput(Output):
     # ---------------------------------------------------------------- pieces
 
     def title(self, text: str) -> None:
-        """A heading."""
         self.results.print(text, style="bold", markup=False, soft_wrap=True)
 
     def line(self, text: str) -> None:
-        """A line, folded by the terminal if it is long."""
+        """A line, wrapped by the terminal if it is long."""
         self.results.print(text, markup=False, soft_wrap=True)
 
     def pairs(self, pairs: Mapping[str, str]) -> None:
-        """Names with values."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -230,7 +208,7 @@ class TextOutput(Output):
         self.results.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
     def table(self, columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> None:
-        """Rows under headings, each left or right."""
+        """A table; each column is aligned left or right."""
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name, justify in columns.items():
             table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
@@ -240,7 +218,7 @@ class TextOutput(Output):
 
 
 def _when(created_at: str) -> str:
-    """An ISO time of a manifest, to the second."""
+    """The ISO time of a manifest, to the second."""
     return created_at[:19].replace("T", " ") + " UTC"
 
 

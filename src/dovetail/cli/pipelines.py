@@ -1,4 +1,4 @@
-"""``dovetail init``, ``check``, ``explain``, ``run``, ``status``, ``calibrate``, ``schema``: pipelines in a shell."""
+"""``dovetail init``, ``check``, ``explain``, ``run``, ``status``, ``calibrate``, ``schema``: the pipeline commands."""
 
 import os
 import signal
@@ -16,28 +16,28 @@ from dovetail.cli.options import Debug, Json, Master, SparkSettings, key_values
 from dovetail.cli.output import Output, TextOutput
 from dovetail.cli.progress import showing_activity
 from dovetail.cli.reporting import reporting
-from dovetail.errors import PlanError
+from dovetail.cli.watching import Seconds, watched
+from dovetail.core.errors import PlanError
 
 if TYPE_CHECKING:
     from dovetail.pipeline.checks import CheckedPipeline
     from dovetail.pipeline.runner import PlannedPipeline
-    from dovetail.spark.flow_query import FlowQuery
+    from dovetail.spark.flow.query import FlowQuery
 
 __all__ = ["register"]
 
 PipelineFile = Annotated[str, typer.Argument(metavar="PIPELINE", help="A pipeline file.", show_default=False)]
 Jars = Annotated[
     str | None,
-    typer.Option("--jars", metavar="DIRECTORY", help="Connector jars, as make jars puts them.", show_default=False),
+    typer.Option("--jars", metavar="DIRECTORY", help="Connector jars, as fetched by make jars.", show_default=False),
 ]
 _MASTER = "local[*]"
 _POLL_SECONDS = 0.2
-# What Spark blackens in its plans and settings: its own list, and what Kafka calls a login.
+# What Spark redacts in its plans and settings: its default, plus Kafka's login setting.
 _REDACTED = "(?i)secret|password|passw|token|access[.]?key|jaas"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     for command in (init, check, explain, run, status):
         app.command()(command)
     app.command("calibrate")(calibrate_command)
@@ -58,7 +58,7 @@ def check(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check a pipeline file and what it names; no query is started."""
+    """Check a pipeline file and what it refers to. No query is started."""
     with reporting(json, debug) as output:
         checked = _checked(pipeline)
         _check_connections(checked)
@@ -72,7 +72,7 @@ def check(
             "columns": None if checked.columns is None else list(checked.columns),
             "planned": plan,
         }
-        output.show(document, lambda text: text.line(f"{pipeline} is all right: {_outline(checked)}."))
+        output.show(document, lambda text: text.line(f"{pipeline} is valid: {_outline(checked)}."))
 
 
 def explain(
@@ -83,7 +83,7 @@ def explain(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say how a pipeline will be computed: operators, memory, predicted rates. Relations that are missing are built."""
+    """Show how a pipeline will run: operators, memory, predicted rates. Missing relations are built."""
     with reporting(json, debug) as output:
         checked = _checked(pipeline)
         with _planned(output, checked, master, conf, jars) as planned:
@@ -109,7 +109,36 @@ def run(
     pipeline: PipelineFile,
     trigger: Annotated[
         str | None,
-        typer.Option(metavar="SPAN", help="Instead of the file's: 5 seconds, or available-now.", show_default=False),
+        typer.Option(metavar="SPAN", help="Override the file's: 5 seconds, or available-now.", show_default=False),
+    ] = None,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Go on from the checkpoint of an older form of this pipeline; the file names a new one.",
+            show_default=False,
+        ),
+    ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve the live page of the flow; its address is printed.")] = False,
+    ui_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="With --ui. Default: the first free one from 8610 on.",
+            min=0,
+            max=65_535,
+            show_default=False,
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Serve metrics for Prometheus on this port of loopback, at /metrics.",
+            min=0,
+            max=65_535,
+            show_default=False,
+        ),
     ] = None,
     jars: Jars = None,
     master: Master = _MASTER,
@@ -117,10 +146,10 @@ def run(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a pipeline, or go on with it where it stopped. Ctrl-C stops it."""
+    """Run a pipeline, or resume it where it stopped. Ctrl-C stops it."""
     with reporting(json, debug) as output:
         from dovetail.pipeline.step_models import duration
-        from dovetail.state.running import running
+        from dovetail.storage.running import running
 
         checked = _checked(pipeline)
         if trigger is not None and trigger != "available-now":
@@ -130,12 +159,20 @@ def run(
                 raise PlanError(f"--trigger {error}") from None
         _check_connections(checked)
         started = time.monotonic()
-        again = f"Go on with: dovetail run {pipeline}"
-        # Before Spark starts: whoever comes second is told at once.
-        with running(checked.path(checked.pipeline.checkpoint)), _stopping(again) as is_stopped:
+        again = f"Resume with: dovetail run {pipeline}"
+        # Before Spark starts, so that a second runner fails immediately.
+        checkpoint = checked.path(checked.pipeline.checkpoint)
+        with running(checkpoint), _stopping(again) as is_stopped, ExitStack() as served:
+            if ui:
+                _serve_page(output, served, checkpoint, ui_port)
+            if metrics_port is not None:
+                _serve_metrics(output, served, checkpoint, metrics_port)
             with _planned(output, checked, master, conf, jars) as planned:
-                query = planned.start(trigger)
+                explanation = planned.flow.explanation().text() if ui else None
+                query = planned.start(trigger, None if resume_from is None else str(resume_from))
                 is_stopped.watch()
+                if explanation is not None:
+                    query.note_plan(explanation)
                 _follow(output, planned, query, is_stopped)
                 document = _summary(pipeline, checked, query, time.monotonic() - started)
             if is_stopped():
@@ -144,15 +181,28 @@ def run(
             output.show(document, lambda text: _show_summary(text, document))
 
 
-class _StopSign:
-    """Whether somebody has pressed Ctrl-C."""
+def _serve_page(output: Output, served: ExitStack, checkpoint: str, port: int | None) -> None:
+    """Before Spark starts, so that there is something to look at while it does."""
+    from dovetail.web.serving import open_page
 
+    page = served.enter_context(open_page([checkpoint], port=port))
+    output.messages.print(f"Live page: {page.address}", markup=False, soft_wrap=True)
+
+
+def _serve_metrics(output: Output, served: ExitStack, checkpoint: str, port: int) -> None:
+    from dovetail.web.metrics import prometheus
+
+    endpoint = served.enter_context(prometheus(checkpoint, port=port))
+    output.messages.print(f"Metrics: {endpoint.address}", markup=False, soft_wrap=True)
+
+
+class _StopSign:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._is_watching = False
 
     def watch(self) -> None:
-        """Take Ctrl-C from Spark, whose answer is to cancel all jobs: from now on the flow is stopped properly."""
+        """Replace Spark's Ctrl-C handler, which cancels all jobs: from now on the flow is stopped properly."""
         self._is_watching = True
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._noticed)
@@ -183,7 +233,7 @@ def _stopping(again: str) -> Iterator[_StopSign]:
 
 
 def _follow(output: Output, planned: "PlannedPipeline", query: "FlowQuery", is_stopped: _StopSign) -> None:
-    """Show progress until the flow ends, by itself or because somebody wants it to."""
+    """Show progress until the flow ends or is stopped."""
     from dovetail.cli.live import showing_progress
 
     with showing_progress(output.messages, planned.flow.name, planned.budgets()) as live:
@@ -193,7 +243,7 @@ def _follow(output: Output, planned: "PlannedPipeline", query: "FlowQuery", is_s
             query.stop()
         live.update(query.progress, is_last=True)
     if not is_stopped():
-        query.awaitTermination(0)  # raises what it ended with
+        query.awaitTermination(0)  # raises the error of the query, if any
 
 
 def _summary(pipeline: str, checked: "CheckedPipeline", query: "FlowQuery", seconds: float) -> dict[str, Any]:
@@ -205,14 +255,16 @@ def _summary(pipeline: str, checked: "CheckedPipeline", query: "FlowQuery", seco
         "batch": None if progress is None else progress.batch,
         "waiting": 0 if progress is None else progress.pending,
         "seconds": round(seconds, 3),
+        "asked_to_stop": query.was_asked_to_stop,
         "operators": operators,
     }
 
 
 def _show_summary(text: TextOutput, document: dict[str, Any]) -> None:
-    text.line(f"{document['name']} has ended, after {document['seconds']:.1f} s")
+    ended = "was asked to stop, and has ended" if document["asked_to_stop"] else "has ended"
+    text.line(f"{document['name']} {ended}, after {document['seconds']:.1f} s")
     text.table(
-        {"operator": "left", "taken in": "right", "put out": "right", "waiting": "right"},
+        {"operator": "left", "tuples in": "right", "rows out": "right", "waiting": "right"},
         [
             [o["name"], f"{o['totals']['stream_tuples_in']:,}", f"{o['totals']['output_rows']:,}", f"{o['pending']:,}"]
             for o in document["operators"]
@@ -227,33 +279,32 @@ def status(
     pipeline: Annotated[
         str, typer.Argument(metavar="PIPELINE", help="A pipeline file, or a checkpoint.", show_default=False)
     ],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    every: Seconds = 1.0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say where a flow is, running or stopped, from its checkpoint; Spark is not started."""
+    """Show the state of a flow, running or stopped, from its checkpoint. Spark is not started."""
     with reporting(json, debug) as output:
         from dovetail.cli.status import show_status, status_document
+        from dovetail.web.finding import checkpoint_of
 
-        if os.path.isdir(pipeline):
-            checkpoint = os.path.abspath(pipeline)
-        else:
-            from dovetail.pipeline.checks import local_path
-            from dovetail.pipeline.loading import parse_pipeline
-
-            described, file = parse_pipeline(pipeline)
-            checkpoint = local_path(described.checkpoint, file)
+        checkpoint = checkpoint_of(pipeline)
+        if watch:
+            watched(output, every, lambda: status_document(checkpoint), show_status)
+            return
         document = status_document(checkpoint)
         output.show(document, lambda text: show_status(text, document))
 
 
 def init(
     directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="Where to write it; must be new or empty.")
+        str, typer.Argument(metavar="DIRECTORY", help="The target directory; must be new or empty.")
     ] = ".",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a small pipeline with data, commented, to start from."""
+    """Write a small, commented starter pipeline with sample data."""
     with reporting(json, debug) as output:
         from dovetail.pipeline.starter import write_starter
 
@@ -267,20 +318,21 @@ def init(
 
 
 def calibrate_command(
-    force: Annotated[bool, typer.Option("--force", help="Measure again, even if what is kept is fresh.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure again, even if the stored result is recent.")] = False,
     directory: Annotated[
         str | None,
         typer.Option(
-            metavar="DIRECTORY", help="On the disk to measure; by default the temporary one.", show_default=False
+            metavar="DIRECTORY", help="On the disk to measure; default: the temporary directory.", show_default=False
         ),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure what disk and processor cost here, for the cost models; kept for a month."""
+    """Measure the cost factors of disk and CPU for the cost models. The result is kept for a month."""
     with reporting(json, debug) as output, showing_activity(output.messages) as activity:
         activity.stage("Measuring")
-        from dovetail.model.calibrate import calibrate, default_path
+        from dovetail.costs.host import default_path
+        from dovetail.joins.calibration import calibrate
 
         if directory is not None and not os.path.isdir(directory):
             raise PlanError(f"{directory} is not a directory.")
@@ -305,7 +357,7 @@ def _checked(pipeline: str) -> "CheckedPipeline":
 
 
 def _check_connections(checked: "CheckedPipeline") -> None:
-    """Log in where the pipeline will: a wrong password is better known now."""
+    """Connect to the services of the pipeline, so that a wrong password is found now."""
     from dovetail.pipeline.connections import check_connections
 
     check_connections(checked)
@@ -315,7 +367,7 @@ def _check_connections(checked: "CheckedPipeline") -> None:
 def _planned(
     output: Output, checked: "CheckedPipeline", master: str, conf: list[str] | None, jars: str | None
 ) -> "Iterator[PlannedPipeline]":
-    """Start Spark and plan; Spark runs for the duration of the block."""
+    """Start Spark and plan. Spark runs for the duration of the block."""
     settings = {name: str(value) for name, value in checked.pipeline.spark.items()}
     settings = {"spark.redaction.regex": _REDACTED, **settings, **key_values("--conf", conf), **_jar_setting(jars)}
     with ExitStack() as stack:
@@ -341,7 +393,7 @@ def _jar_setting(jars: str | None) -> dict[str, str]:
 
 
 def _outline(checked: "CheckedPipeline") -> str:
-    """The chain in one line: sources, steps, sink."""
+    """The chain as one line: sources, steps, sink."""
     steps = [checked.pipeline.steps[number].kind for number in checked.chain.steps]
     parts = [", ".join(checked.chain.inputs), *steps, checked.pipeline.sink.format]
     return " -> ".join(parts)

@@ -1,4 +1,4 @@
-"""A progress bar on standard error while long work goes on; nothing at all where nobody watches."""
+"""A progress bar on standard error during long work; nothing if it is not a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,21 +8,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 
 class Activity:
-    """The one line that says what is being done now.
-
-    Examples
-    --------
-    >>> with showing_activity(Console(file=None, force_terminal=False)) as activity:
-    ...     report = activity.stage("Writing")
-    ...     report(1, 2)
-    """
+    """The line that shows the current activity."""
 
     def __init__(self, bar: Progress | None) -> None:
         self._bar = bar
         self._task = None if bar is None else bar.add_task("", total=None)
 
     def stage(self, title: str) -> Callable[[int, int], None]:
-        """Begin a stage; call what is returned with (parts done, parts in all) as they become known."""
+        """Start a stage; call the result with (parts done, total parts) as they become known."""
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, total=None, description=title)
         return self._report

@@ -1,7 +1,7 @@
-"""``dovetail relation``: build, look at and change relations.
+"""``dovetail relation``: build, inspect and change relations.
 
-The relation's PATH is the first argument of every command, the data follows. Commands that only look at a relation, or
-remove old versions of it, never start Spark.
+The relation's PATH is the first argument of every command, followed by the data. Commands that only inspect a relation
+or remove old versions never start Spark.
 """
 
 import os
@@ -33,23 +33,23 @@ from dovetail.cli.output import Output
 from dovetail.cli.progress import showing_activity
 from dovetail.cli.reporting import reporting
 from dovetail.cli.sources import Source, find_source, read_source
-from dovetail.errors import RelationError
+from dovetail.core.errors import RelationError
 
-# Relation and Spark are imported by the commands that use them: --help and a mistyped option need neither.
+# Relation and Spark are imported by the commands that use them: --help and a mistyped option do not need them.
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dovetail.relation import Relation
 
 app = typer.Typer(
-    no_args_is_help=True, help="Build, look at and change relations: tables on disk that streams are joined with."
+    no_args_is_help=True, help="Build, inspect and change relations: tables on disk that streams are joined with."
 )
 
 _DEFAULT_MASTER = "local[*]"
 
 
 class Mode(StrEnum):
-    """What a build does where a relation exists."""
+    """What a build does if the relation exists."""
 
     error = "error"
     overwrite = "overwrite"
@@ -66,13 +66,11 @@ def build(
         list[str],
         typer.Option("--on", metavar="COLUMN", help="A key column; repeat it for a composite key.", show_default=False),
     ],
-    shards: Annotated[int, typer.Option(min=1, max=65_536, help="Slices of the relation, fixed for its life.")] = 8,
+    shards: Annotated[int, typer.Option(min=1, max=65_536, help="Number of shards, fixed for its life.")] = 8,
     mode: Annotated[
-        Mode, typer.Option(help="Where a relation exists: fail, or add a version that has the new rows instead.")
+        Mode, typer.Option(help="If the relation exists: fail, or add a version with the new rows.")
     ] = Mode.error,
-    unique: Annotated[
-        bool, typer.Option("--unique", help="Declare that no two rows have the same key; refuse rows that do.")
-    ] = False,
+    unique: Annotated[bool, typer.Option("--unique", help="Declare that keys are unique; refuse duplicates.")] = False,
     format: Format = None,
     option: ReaderOptions = None,
     schema: ReaderSchema = None,
@@ -129,7 +127,7 @@ def upsert(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Replace the rows of every key in SOURCE by the rows it has for that key, and add keys that are new."""
+    """Replace the rows of every key in SOURCE with its rows for that key, and add new keys."""
     with reporting(json, debug) as output:
         rows = find_source(source, format, key_values("--option", option), schema, is_local=_is_local(master))
         _change(output, path, rows, _Spark(master, key_values("--conf", conf)), "upsert")
@@ -161,7 +159,7 @@ def info(
     path: RelationPath,
     version: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="The version to show, by default the newest.", show_default=False),
+        typer.Option(min=1, metavar="N", help="The version to show; by default the latest.", show_default=False),
     ] = None,
     shards_detail: Annotated[bool, typer.Option("--shards-detail", help="Also show every shard.")] = False,
     json: Json = False,
@@ -188,11 +186,11 @@ def versions(path: RelationPath, json: Json = False, debug: Debug = False) -> No
 @app.command()
 def vacuum(
     path: RelationPath,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest versions to keep.")] = 3,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="The number of latest versions to keep.")] = 3,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Remove old versions, and files that no version needs."""
+    """Remove old versions, and files that no version uses."""
     with reporting(json, debug) as output:
         from dovetail.relation import Relation
 
@@ -221,7 +219,7 @@ class _Spark:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows to read, for a relation that may exist already."""
+    """Rows to read, for a relation that may already exist."""
 
     source: Source
     relation: "Relation | None" = None
@@ -242,12 +240,12 @@ def _write(
     spark: _Spark,
     write: "Callable[[DataFrame, Callable[[int, int], None]], Relation]",
 ) -> None:
-    """Start Spark, read the rows, write them, and say what came of it."""
+    """Start Spark, read the rows, write them, and report the result."""
     started = time.perf_counter()
-    with _saying_what_became_of(path), showing_activity(output.messages) as activity:
+    with _reporting_interrupts(path), showing_activity(output.messages) as activity:
         activity.stage("Starting Spark")
         from dovetail.cli.session import spark_session
-        from dovetail.spark.relation_jobs import spark_schema
+        from dovetail.spark.plan.relation_jobs import spark_schema
 
         with spark_session(spark.master, spark.settings) as session:
             activity.stage("Reading")
@@ -255,40 +253,41 @@ def _write(
             df = read_source(session, rows.source, types)
             made = write(df, activity.stage("Writing"))
     before = None if rows.relation is None else rows.relation.stats.rows
-    output.written(_written_document(made, before, time.perf_counter() - started))
+    seconds = round(time.perf_counter() - started, 3)
+    output.written({**_version_document(made), "rows_before": before, "seconds": seconds})
 
 
 @contextmanager
-def _saying_what_became_of(path: str) -> Iterator[None]:
-    """Turn Ctrl-C into a message that says whether the new version was committed before it."""
+def _reporting_interrupts(path: str) -> Iterator[None]:
+    """Turn Ctrl-C into a message that says whether the new version was committed."""
     before = _newest_version(path)
     with noticing_interrupts() as was_interrupted:
         try:
             yield
             return
         except (KeyboardInterrupt, Exception) as error:
-            # Ctrl-C cancels Spark's job first, and what that call runs into may be all that reaches us.
+            # Ctrl-C cancels Spark's job first, and the resulting error may be the only sign of it.
             if not isinstance(error, KeyboardInterrupt) and not was_interrupted():
                 raise
         after = _newest_version(path)
         if after != before:
-            raise Interrupted(f"Interrupted, but version {after} of {path} had already been committed.") from None
+            raise Interrupted(f"Interrupted, but version {after} of {path} was already committed.") from None
         if before is None:
             raise Interrupted(f"Interrupted: nothing was committed, {path} has no version yet.") from None
         raise Interrupted(f"Interrupted: nothing was committed, {path} is still at version {before}.") from None
 
 
 def _newest_version(path: str) -> int | None:
-    from dovetail.relation.files import RelationFiles
     from dovetail.relation.version_log import VersionLog
+    from dovetail.storage.files import RelationFiles
 
     return max(VersionLog(RelationFiles(path)).numbers(), default=None)
 
 
 def _check_can_build(path: str, mode: Mode) -> None:
-    """What `Relation.build` would refuse for the path alone, before Spark is started for it."""
-    from dovetail.relation.files import RelationFiles
+    """Check what `Relation.build` would refuse because of the path, before Spark is started."""
     from dovetail.relation.version_log import check_is_free
+    from dovetail.storage.files import RelationFiles
 
     check_is_free(RelationFiles(path))
     newest = _newest_version(path)
@@ -307,55 +306,38 @@ def _is_local(master: str) -> bool:
 
 
 def _info_document(relation: "Relation", shards_detail: bool) -> dict[str, Any]:
-    stats, made = relation.stats, relation.version_info
     document: dict[str, Any] = {
-        "path": relation.path,
-        "version": relation.version,
-        "parent": made.parent,
-        "operation": made.operation,
-        "created_at": made.created_at,
-        "key": _key_document(relation),
-        "rows": stats.rows,
-        "bytes": stats.bytes,
-        "distinct_codes": stats.distinct_codes,
-        "max_multiplicity": stats.max_multiplicity,
-        "is_unique": stats.is_unique,
-        "null_key_rows": stats.null_key_rows,
+        **_version_document(relation),
+        "created_at": relation.version_info.created_at,
         "index_bytes": relation.index_bytes,
-        "shards": relation.num_shards,
         "schema": [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in relation.schema],
     }
     if shards_detail:
-        document["shards_detail"] = [{"shard": number, **shard.as_dict()} for number, shard in enumerate(stats.shards)]
+        shards = enumerate(relation.stats.shards)
+        document["shards_detail"] = [{"shard": number, **shard.as_dict()} for number, shard in shards]
     return document
 
 
-def _written_document(relation: "Relation", rows_before: int | None, seconds: float) -> dict[str, Any]:
+def _version_document(relation: "Relation") -> dict[str, Any]:
     stats, made = relation.stats, relation.version_info
     return {
         "path": relation.path,
-        "operation": made.operation,
         "version": relation.version,
         "parent": made.parent,
-        "key": _key_document(relation),
+        "operation": made.operation,
+        "key": {"columns": list(relation.key), "code": relation.code_kind, "declared_unique": relation.is_unique_key},
         "rows": stats.rows,
-        "rows_before": rows_before,
         "bytes": stats.bytes,
         "distinct_codes": stats.distinct_codes,
         "max_multiplicity": stats.max_multiplicity,
         "is_unique": stats.is_unique,
         "null_key_rows": stats.null_key_rows,
         "shards": relation.num_shards,
-        "seconds": round(seconds, 3),
     }
 
 
-def _key_document(relation: "Relation") -> dict[str, Any]:
-    return {"columns": list(relation.key), "code": relation.code_kind, "declared_unique": relation.is_unique_key}
-
-
 def _usage(relation: "Relation") -> dict[str, int]:
-    """What a relation takes on disk, all versions together."""
+    """The size of a relation on disk, over all versions."""
     data = os.path.join(relation.path, "data")
     sizes = [os.path.getsize(os.path.join(directory, name)) for directory, _, names in os.walk(data) for name in names]
     return {"versions": len(relation.versions()), "files": len(sizes), "bytes": sum(sizes)}

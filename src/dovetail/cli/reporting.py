@@ -1,4 +1,4 @@
-"""The frame around every command: its output, and what becomes of its errors."""
+"""The frame of every command: output and error handling."""
 
 import sys
 import traceback
@@ -13,15 +13,7 @@ from dovetail.cli.output import Output, output_for
 
 @contextmanager
 def reporting(as_json: bool, debug: bool) -> Iterator[Output]:
-    """Give a command its output; report an exception there and leave with the exit code that it stands for.
-
-    Examples
-    --------
-    >>> with reporting(as_json=True, debug=False):
-    ...     raise ValueError("no such thing")
-    Traceback (most recent call last):
-    typer.exceptions.Exit: 1
-    """
+    """Yield the output of a command; report an exception there and exit with its exit code."""
     output = output_for(as_json)
     try:
         yield output

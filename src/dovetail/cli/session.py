@@ -1,7 +1,7 @@
-"""The Spark session of one command: local by default, silent, gone when the command ends.
+"""The Spark session of one command: local by default, silent, stopped when the command ends.
 
-Spark writes to the terminal from several places (its launcher, two logging systems, the Python workers). The JVM is
-therefore started with its output in a file; the last line of it is shown if Spark does not start.
+Spark writes to the terminal from several places (its launcher, two logging systems, the Python workers). Therefore the
+JVM is started with its output redirected to a file. If Spark does not start, the last line of the file is shown.
 """
 
 import logging
@@ -22,7 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from dovetail.cli.failures import SparkFailure, SparkStartError, explain_spark
+from dovetail.cli.failures import SparkFailure, SparkStartError
+from dovetail.spark.plan.spark_errors import explain_spark
 
 _QUIET = {
     "spark.log.level": "OFF",
@@ -35,14 +36,10 @@ _EXIT_SECONDS = 10
 
 @contextmanager
 def spark_session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A Spark session for the duration of a block; a session that this process already has is used and left alone.
+    """Start a Spark session for the duration of a block; an existing session of the process is used and not stopped.
 
-    Raises
-    ------
-    SparkStartError
-        There is no Java, or Spark refuses the master or a setting.
-    SparkFailure
-        Spark failed in the block; a ``SparkFailure`` outlives the session.
+    A `SparkStartError` if there is no Java, or Spark refuses the master or a setting. An error of Spark in the block
+    becomes a `SparkFailure`, which can be printed after the session has stopped.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -56,20 +53,20 @@ def spark_session(master: str, settings: Mapping[str, str]) -> Iterator[SparkSes
         try:
             yield _connect(conf, gateway)
         except (PySparkException, Py4JError) as error:
-            # Such an error asks the JVM for its text, which will be gone when somebody wants to print it.
+            # Such an error fetches its text from the JVM, which will have stopped when the error is printed.
             raise SparkFailure(str(error)).with_traceback(error.__traceback__) from None
         finally:
-            # A second Ctrl-C must not leave a half-stopped Spark; what follows takes a second or so, and is bounded.
+            # A second Ctrl-C must not leave a half-stopped Spark. Stopping takes about a second.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _stop(gateway)
             signal.signal(signal.SIGINT, previous_handler)
 
 
 def _silence_python_side() -> None:
-    """Keep PySpark and py4j from logging to the terminal: what went wrong is told once, by the command."""
-    # Failed queries, as JSON, by a handler of its own.
+    """Keep PySpark and py4j from logging to the terminal: the command reports errors once."""
+    # Failed queries, as JSON, through a separate handler.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-    # Interrupted calls, through the root logger, which prints where nobody has given it a handler.
+    # Interrupted calls, through the root logger, which prints if it has no handler.
     logging.getLogger().addHandler(logging.NullHandler())
 
 
@@ -77,7 +74,7 @@ def _configuration(master: str, settings: Mapping[str, str], scratch: str) -> Sp
     is_local = master.startswith("local")
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # The workers import Dovetail, so they must be this interpreter and no other that the PATH has.
+        # The workers import Dovetail, so they must use this interpreter, not another one on the PATH.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     chosen = {
         "spark.master": master,
@@ -93,8 +90,8 @@ def _configuration(master: str, settings: Mapping[str, str], scratch: str) -> Sp
 def _launch(conf: SparkConf, log_path: Path) -> Any:
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise SparkStartError(
-            "Spark needs Java 17 or newer, and there is none.",
-            hint="Install one, for instance default-jre-headless, or set JAVA_HOME.",
+            "Spark needs Java 17 or newer, but none was found.",
+            hint="Install one, for example default-jre-headless, or set JAVA_HOME.",
         )
     with open(log_path, "wb") as log:
         try:
@@ -113,10 +110,10 @@ def _launch(conf: SparkConf, log_path: Path) -> Any:
 
 @contextmanager
 def _interrupts_deferred() -> Iterator[Callable[[], bool]]:
-    """Let a first Ctrl-C wait for the end of a block; what is given tells whether there was one.
+    """Defer a first Ctrl-C to the end of a block; yield a function that returns whether there was one.
 
-    A JVM whose launcher is interrupted finds nobody to report to and, instead of ending, stays behind for good. A
-    second Ctrl-C is obeyed at once all the same, for somebody whose JVM hangs.
+    If the launcher of a JVM is interrupted, the JVM cannot report back and keeps running forever. A second Ctrl-C is
+    obeyed immediately, in case the JVM hangs.
     """
     previous_handler = signal.getsignal(signal.SIGINT)
     interrupts = 0
@@ -146,7 +143,7 @@ def _connect(conf: SparkConf, gateway: Any) -> SparkSession:
 
 def _stop(gateway: Any) -> None:
     context = SparkContext._active_spark_context
-    with suppress(Py4JError, OSError):  # the JVM may be gone already, which is what we want
+    with suppress(Py4JError, OSError):  # the JVM may already have stopped
         if context is not None:
             context.stop()
         gateway.shutdown()

@@ -1,6 +1,6 @@
-"""Rows for a relation, from files: which format they have, whether they are there, and reading them with Spark.
+"""Input rows from files: their format, whether they exist, and reading them with Spark.
 
-Everything that can be found out without Spark is found out first, so that a wrong path is answered at once.
+Everything that can be checked without Spark is checked first, so that a wrong path fails immediately.
 """
 
 import glob
@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dovetail.cli.failures import SourceError, explain_spark
+from dovetail.cli.failures import SourceError
+from dovetail.core.table_formats import table_format_of
+from dovetail.spark.plan.spark_errors import explain_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,14 +37,7 @@ _SPARK_PATTERN = re.compile(r"([{}\[\]*?\\])")
 
 @dataclass(frozen=True)
 class Source:
-    """Files to read rows from, and how.
-
-    Examples
-    --------
-    >>> source = Source(("orders.csv",), "csv", {"header": "true"})
-    >>> source.reader_options()
-    {'mode': 'FAILFAST', 'enforceSchema': 'false', 'header': 'true'}
-    """
+    """Files to read rows from, with reader options."""
 
     paths: tuple[str, ...]
     format: str
@@ -50,10 +45,10 @@ class Source:
     schema: str | None = None
 
     def reader_options(self) -> dict[str, str]:
-        """Spark's reader options: the user's on top of ours.
+        """Spark's reader options: our defaults, overridden by the user's.
 
-        Spark by default turns what it cannot parse into NULL, and takes the columns of a CSV file by position whatever
-        its header says. A master table must not be filled like that.
+        By default Spark turns values that it cannot parse into NULL, and assigns the columns of a CSV file by position,
+        regardless of the header. That must not happen to a master table.
         """
         ours: dict[str, str] = {}
         if self.format in _TEXT_FORMATS:
@@ -77,43 +72,27 @@ def find_source(
     *,
     is_local: bool = True,
 ) -> Source:
-    """Check that the paths are there and find out their format.
+    """Check that the paths (files, directories or patterns) exist and determine their format.
 
-    Parameters
-    ----------
-    paths
-        Files, directories or patterns. Paths with a scheme (``s3a://``) are left to Spark.
-    format
-        What Spark calls the format; by default it follows from the names of the files.
-    options, schema
-        For Spark's reader.
-    is_local
-        False when Spark runs elsewhere: then a path without a scheme need not be on this machine's disk.
+    Paths with a scheme (``s3a://``) are left to Spark, and all of them if not ``is_local``: then Spark runs elsewhere.
+    The format is by default inferred from the file names. A `SourceError` if a path does not exist, or the format is
+    unclear.
 
-    Raises
-    ------
-    SourceError
-        A path does not exist, or the format cannot be told.
-
-    Examples
-    --------
     >>> find_source(["s3a://bucket/orders.csv.gz"]).format
     'csv'
-    >>> find_source(["nowhere.parquet"])
-    Traceback (most recent call last):
-    dovetail.cli.failures.SourceError: nowhere.parquet does not exist. The relation's path comes first, the data \
-after it.
     """
     found: list[str] = []
     formats: set[str] = set()
     for path in paths:
         is_here = is_local and "://" not in path
         local = _existing(path) if is_here else []
+        if format is None or format.lower() == "parquet":
+            _require_no_table_format(local)
         found.extend(map(_quoted_for_spark, local) if is_here else [path])
         if format is None:
             files = [name for one in local for name in _data_files(one)] if is_here else [path]
             if not files:
-                raise SourceError(f"{path} holds no data files.")
+                raise SourceError(f"{path} has no data files.")
             formats.update(filter(None, map(_format_of_name, files)))
     if format is None:
         format = _only(formats, paths)
@@ -129,13 +108,25 @@ def _existing(path: str) -> list[str]:
     return list(map(os.path.abspath, matches))
 
 
+def _require_no_table_format(paths: Sequence[str]) -> None:
+    """A table's Parquet files read as they are would give deleted rows, too."""
+    for path in paths:
+        table = table_format_of(path)
+        if table is not None:
+            raise SourceError(
+                f"{path} is a {table} table: its Parquet files also hold rows that were deleted or replaced.",
+                hint=f"Export the table's rows as Parquet, or read it with --format {table.lower()} where Spark has "
+                "that connector.",
+            )
+
+
 def _quoted_for_spark(path: str) -> str:
-    """A path in which no character is a pattern to Spark: ours are expanded already."""
+    """Escape all pattern characters: patterns are already expanded."""
     return _SPARK_PATTERN.sub(r"\\\1", path)
 
 
 def _data_files(path: str) -> Iterator[str]:
-    """The files behind a path that Spark would read: not those that begin with ``_`` or ``.``."""
+    """The files at a path that Spark would read: not those that start with ``_`` or ``.``."""
     if not os.path.isdir(path):
         yield path
         return
@@ -159,8 +150,8 @@ def _only(formats: set[str], paths: Sequence[str]) -> str:
             f"The data is in several formats: {', '.join(sorted(formats))}.", hint="Name the files of one format."
         )
     raise SourceError(
-        f"The format of {paths[0]} cannot be told from its name.",
-        hint="Say it with --format parquet, csv, json, orc or any other that Spark reads.",
+        f"The format of {paths[0]} cannot be inferred from its name.",
+        hint="Name it with --format: parquet, csv, json, orc or any other format of Spark.",
     )
 
 
@@ -168,13 +159,10 @@ def _only(formats: set[str], paths: Sequence[str]) -> str:
 
 
 def read_source(spark: "SparkSession", source: Source, types: "StructType | None" = None) -> "DataFrame":
-    """The rows as a Spark DataFrame.
+    """Read the rows as a Spark DataFrame.
 
-    Parameters
-    ----------
-    types
-        The types of the relation that is being changed. Text files have none of their own, so their columns are read
-        with the types that the columns of the same names have there.
+    ``types`` are those of the relation to be changed: text files have no types, so their columns are read with the
+    types of the relation's columns of the same name.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -206,6 +194,6 @@ def _check_names(rows: "DataFrame", source: Source) -> None:
     has_header = options.get("header") == "true"
     if source.format == "csv" and not has_header and source.schema is None:
         raise SourceError(
-            f"The CSV files name no columns: they would be called {', '.join(rows.columns[:3])}.",
-            hint="If their first line has the names, add --option header=true; else name them with --schema.",
+            f"The CSV files have no column names: they would be called {', '.join(rows.columns[:3])}.",
+            hint="If the first line has the names, add --option header=true; otherwise name them with --schema.",
         )

@@ -1,29 +1,24 @@
-"""Where a flow is, read from its checkpoint."""
+"""The status of a flow, read from its checkpoint."""
 
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from dovetail.cli.output import TextOutput
-from dovetail.errors import StateError
-from dovetail.memory import format_bytes
+from dovetail.core.errors import StateError
+from dovetail.core.memory import format_bytes
 
 __all__ = ["show_status", "status_document"]
 
 
 def status_document(checkpoint: str) -> dict[str, Any]:
-    """What a checkpoint tells: the flow, who runs it, its last micro-batch, its operators.
-
-    Raises
-    ------
-    StateError
-        If there is no flow's checkpoint.
-    """
-    # Reading it needs no Spark, although what describes progress lies with the code that does.
-    from dovetail.spark.progress import progress_of
-    from dovetail.state.documents import read_document
-    from dovetail.state.running import who_runs
-    from dovetail.state.store import FlowStore
+    """The content of a checkpoint: the flow, its runner, its last micro-batch, its operators."""
+    # Needs no Spark, although the progress classes live in the Spark package.
+    from dovetail.spark.flow.flow_time import flow_now_ms
+    from dovetail.spark.flow.progress import progress_of
+    from dovetail.spark.flow.store import FlowStore
+    from dovetail.storage.documents import read_document
+    from dovetail.storage.running import who_runs
 
     store = FlowStore(checkpoint)
     flow = read_document(store.root / "flow.json")
@@ -42,12 +37,11 @@ def status_document(checkpoint: str) -> dict[str, Any]:
     }
     if commit is not None and batch is not None:
         previous = store.commit(batch - 1) if batch else None
-        document["progress"] = progress_of(commit, previous, int(time.time() * 1000)).as_dict()
+        document["progress"] = progress_of(commit, previous, flow_now_ms(commit, int(time.time() * 1000))).as_dict()
     return document
 
 
 def show_status(text: TextOutput, document: dict[str, Any]) -> None:
-    """The same for people."""
     runner, progress = document["running"], document["progress"]
     text.title(f"Flow {document['flow']}")
     pairs = {
@@ -56,15 +50,15 @@ def show_status(text: TextOutput, document: dict[str, Any]) -> None:
         "last micro-batch": "none yet" if document["batch"] is None else f"{document['batch']}",
     }
     if progress is not None:
-        pairs["begun at"] = datetime.fromtimestamp(progress["time_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        pairs["started at"] = datetime.fromtimestamp(progress["time_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         pairs["waiting"] = f"{progress['pending']:,}"
     text.pairs(pairs)
     if progress is not None and progress["operators"]:
         text.table(
             {
                 "operator": "left",
-                "taken in": "right",
-                "put out": "right",
+                "tuples in": "right",
+                "rows out": "right",
                 "waiting": "right",
                 "memory": "right",
                 "relation": "right",

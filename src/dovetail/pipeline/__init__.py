@@ -1,4 +1,4 @@
-"""Pipeline files: a dataflow in one YAML file, checked before anything starts.
+"""Pipeline files: a dataflow in one YAML file, validated before anything starts.
 
 >>> import tempfile, pathlib
 >>> file = pathlib.Path(tempfile.mkdtemp()) / "orders.yaml"

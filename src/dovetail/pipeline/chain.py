@@ -11,22 +11,14 @@ __all__ = ["Chain", "chain_of"]
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps in the order in which rows meet them.
+    """The steps in processing order."""
 
-    Attributes
-    ----------
-    inputs
-        The sources that the chain begins with: one, or those of a join of streams.
-    steps
-        Numbers of steps in the file.
-    """
-
-    inputs: tuple[str, ...]
-    steps: tuple[int, ...]
+    inputs: tuple[str, ...]  # one source, or the inputs of a join of streams
+    steps: tuple[int, ...]  # numbers of steps in the file
 
 
 def chain_of(pipeline: Pipeline, document: Document) -> tuple[Chain, list[Problem]]:
-    """Put the steps in order; what is wrong with the order, if anything."""
+    """Put the steps in order, and return any problems with the order."""
     problems: list[Problem] = []
     sources, steps = list(pipeline.sources), pipeline.steps
     numbers: dict[str, int] = {}
@@ -77,7 +69,7 @@ def chain_of(pipeline: Pipeline, document: Document) -> tuple[Chain, list[Proble
                 problems.append(
                     document.problem(
                         (*at, "from"),
-                        f"{told!r} is taken by two steps, but a pipeline is one chain.",
+                        f"{told!r} is used by two steps, but a pipeline is one chain.",
                         "Write a second pipeline for the other branch.",
                     )
                 )
@@ -89,7 +81,7 @@ def chain_of(pipeline: Pipeline, document: Document) -> tuple[Chain, list[Proble
         return Chain((), ()), problems
     unused = [name for name in sources if name not in taken] if steps else sources[1:]
     problems += [
-        document.problem(("sources", name), "No step takes the rows of this source.", "Remove it, or name it in from:.")
+        document.problem(("sources", name), "No step uses this source.", "Remove it, or name it in from:.")
         for name in unused
     ]
     ends = [number for number in range(len(steps)) if number not in taken]
@@ -127,5 +119,5 @@ def _cycles(pipeline: Pipeline, document: Document, input_of: dict[int, str | in
         if here == start:
             names = [pipeline.steps[number].name or f"step {number}" for number in reversed([*seen, start])]
             told = " -> ".join(names)
-            return [document.problem(("steps", start, "from"), f"The steps run in a circle: {told}.")]
+            return [document.problem(("steps", start, "from"), f"The steps form a cycle: {told}.")]
     return []

@@ -1,7 +1,7 @@
-"""What can be known of a pipeline before Spark starts: names, order, columns, files, secrets.
+"""Checks of a pipeline before Spark starts: names, order, columns, files, secrets.
 
-Nothing is written and no query is started. What only Spark can tell (whether a SQL expression has a meaning) is told
-when the pipeline is planned, which is still before any row moves.
+Nothing is written and no query is started. Errors that only Spark can find, such as an invalid SQL expression, are
+reported when the pipeline is planned, still before any row is processed.
 """
 
 import glob
@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import DovetailError
+from dovetail.core.errors import DovetailError
+from dovetail.core.table_formats import table_format_of
+from dovetail.joins.options import FlowOptions, JoinOptions
 from dovetail.pipeline.chain import Chain, chain_of
 from dovetail.pipeline.columns import KnownColumns, parse_schema, selected_names
 from dovetail.pipeline.documents import Document, Location
+from dovetail.pipeline.join_checks import condition_problems
 from dovetail.pipeline.models import (
     BurstySource,
     FileSource,
@@ -27,40 +30,33 @@ from dovetail.pipeline.models import (
 )
 from dovetail.pipeline.problems import PipelineError, Problem, one_of
 from dovetail.pipeline.secrets import Secret
-from dovetail.pipeline.step_models import Step
+from dovetail.pipeline.step_models import EnrichModel, MultiJoinModel, Step
 
 if TYPE_CHECKING:
     from dovetail.relation import Relation
 
 __all__ = ["CheckedPipeline", "check_pipeline", "local_path"]
 
+KnownRelation = tuple[KnownColumns, tuple[str, ...] | None]
+"""Columns and key of a relation, as far as they are known without Spark."""
+
 
 @dataclass(frozen=True)
 class CheckedPipeline:
-    """A pipeline that can be planned.
-
-    Attributes
-    ----------
-    pipeline, document
-        The pipeline, and the file that says so.
-    chain
-        Its steps in order.
-    columns
-        What goes to the sink, as far as that is known without Spark.
-    """
+    """A pipeline that can be planned."""
 
     pipeline: Pipeline
     document: Document
     chain: Chain
-    columns: KnownColumns
+    columns: KnownColumns  # the columns of the sink, if known without Spark
 
     def path(self, text: str) -> str:
-        """A path of the file's, which is relative to the file's directory."""
+        """Resolve a path relative to the directory of the file."""
         return local_path(text, self.document)
 
     def has_relation(self, name: str) -> bool:
-        """Whether a relation is there already, so that nothing has to be built."""
-        from dovetail.errors import RelationNotFound
+        """Whether the relation already exists, so that it need not be built."""
+        from dovetail.core.errors import RelationNotFound
         from dovetail.relation import Relation
 
         try:
@@ -70,20 +66,14 @@ class CheckedPipeline:
 
 
 def local_path(text: str, document: Document) -> str:
-    """A path as the file means it: relative to the file's own directory; addresses with a scheme stay as they are."""
+    """Resolve a path relative to the directory of the file; URIs are returned unchanged."""
     if "://" in text:
         return text
     return os.path.normpath(document.path.absolute().parent / Path(text).expanduser())
 
 
 def check_pipeline(pipeline: Pipeline, document: Document) -> CheckedPipeline:
-    """Check what pydantic cannot: references, order, columns, what is on disk, secrets.
-
-    Raises
-    ------
-    PipelineError
-        With everything that is wrong.
-    """
+    """Check what pydantic cannot: references, order, columns, files on disk, secrets. The error has all problems."""
     return _Checker(pipeline, document).run()
 
 
@@ -143,36 +133,44 @@ class _Checker:
             return None
 
     def _files(self, at: Location, text: str, needs_files: bool) -> list[str]:
-        """The files at a path, or the complaint that there is no such place."""
+        """The files at a path; reports a path that does not exist."""
         path = self._path(text)
         if "://" in path:
             return []
         if glob.has_magic(path):
             found = sorted(glob.glob(path))
             if not found and needs_files:
-                self._wrong(at, f"No file fits {path}.")
+                self._wrong(at, f"No file matches {path}.")
             return found
         if not os.path.exists(path):
             self._wrong(at, f"{path} does not exist.", _neighbour(path))
             return []
         if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
-            self._wrong(at, f"{path} cannot be read: permission denied.", "Give this user the right to read it.")
+            self._wrong(at, f"{path} cannot be read: permission denied.", "Give this user read permission.")
             return []
         if not os.path.isdir(path):
             return [path]
+        table = table_format_of(path)
+        if table is not None:
+            self._wrong(
+                at,
+                f"{path} is a {table} table: its Parquet files also hold rows that were deleted or replaced.",
+                "Export the table's rows as Parquet, and name that directory.",
+            )
+            return []
         found = sorted(os.path.join(path, name) for name in os.listdir(path) if name[0] not in "._")
         if needs_files and not found:
-            self._wrong(at, f"{path} holds no files, so its columns are not known.", "Add schema:.")
+            self._wrong(at, f"{path} has no files, so its columns are unknown.", "Add schema:.")
         return found
 
     # ---------------------------------------------------------------- relations
 
-    def _relation(self, name: str) -> "tuple[KnownColumns, tuple[str, ...] | None]":
-        """Columns and key of a relation, as far as they are known."""
+    def _relation(self, name: str) -> KnownRelation:
+        """Columns and key of a relation, as far as known."""
         entry, at = self.pipeline.relations[name], ("relations", name)
         owners = [step for step in self.pipeline.steps if step.kept_relation == name]
         if len(owners) > 1:
-            self._wrong(at, "Two steps keep this relation, but it has one writer.", "Give each a relation of its own.")
+            self._wrong(at, "Two steps write this relation, but it can have one writer.", "Use a relation for each.")
         relation = self._opened((*at, "path"), entry.path, is_made=entry.build is not None or bool(owners))
         if relation is not None:
             return dict.fromkeys(relation.schema.names, ""), relation.key
@@ -191,7 +189,7 @@ class _Checker:
         return columns, tuple(build.on)
 
     def _opened(self, at: Location, text: str, is_made: bool) -> "Relation | None":
-        from dovetail.errors import RelationNotFound
+        from dovetail.core.errors import RelationNotFound
         from dovetail.relation import Relation
 
         path = self._path(text)
@@ -202,7 +200,7 @@ class _Checker:
                 self._wrong(
                     at,
                     f"There is no relation at {path}.",
-                    _neighbour(path) or "Build it with dovetail relation build, or say from what with build:.",
+                    _neighbour(path) or "Build it with dovetail relation build, or add build: with its source.",
                 )
         except DovetailError as error:
             self._wrong(at, str(error))
@@ -210,17 +208,14 @@ class _Checker:
 
     def _address(self, at: Location, url: str) -> None:
         if not url.startswith("jdbc:"):
-            self._wrong(at, f"{url!r} is not an address of JDBC.", "Write jdbc:postgresql://host:5432/database.")
+            self._wrong(at, f"{url!r} is not a JDBC URL.", "Write jdbc:postgresql://host:5432/database.")
         elif "@" in url or "password=" in url.lower():
-            self._wrong(at, "The address holds a user or a password.", "Give them as user: and password:.")
+            self._wrong(at, "The URL contains a user or a password.", "Use user: and password: instead.")
 
     # ---------------------------------------------------------------- steps
 
     def _along(
-        self,
-        chain: Chain,
-        sources: Mapping[str, KnownColumns],
-        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+        self, chain: Chain, sources: Mapping[str, KnownColumns], relations: Mapping[str, KnownRelation]
     ) -> KnownColumns:
         columns = None if len(chain.inputs) > 1 else sources[chain.inputs[0]]
         for number in chain.steps:
@@ -231,13 +226,14 @@ class _Checker:
             else:
                 columns = self._after(at, step, columns, relations)
             if len(self.problems) > known:
-                columns = None  # what follows from a mistake is not another one
+                columns = None  # do not report errors that follow from this one
         return columns
 
     def _joined(self, at: Location, step: Step, sources: Mapping[str, KnownColumns]) -> KnownColumns:
         join = step.multi_join
         assert join is not None
-        on = dict.fromkeys(join.inputs, join.on) if not isinstance(join.on, dict) else join.on
+        self._known_inputs(at, join)
+        on = self._join_columns(at, join)
         for name in on:
             if name not in join.inputs:
                 self._wrong((*at, "on"), f"{name!r} is not one of the inputs.", one_of(name, join.inputs))
@@ -256,21 +252,57 @@ class _Checker:
                 self._has_columns((*at, "time"), [time], columns, f"source {name!r}")
             if result is not None:
                 result |= columns
+        for message, hint in condition_problems(join, sources):
+            self._wrong((*at, "condition"), message, hint)
         if join.window is not None and join.time is None:
             self._wrong((*at, "window"), "A window needs the event-time column.", "Add time:.")
+        if result is not None and join.notices is not None:
+            result[join.notices] = "string"
         return result
 
+    def _known_inputs(self, at: Location, join: MultiJoinModel) -> None:
+        """Whatever names inputs names those of the join."""
+        named = {
+            "keys": join.keys,
+            "clustered": join.clustered,
+            "ordered": join.ordered,
+            "punctuations": join.punctuations,
+        }
+        for option, names in named.items():
+            for name in names or ():
+                if name not in join.inputs:
+                    self._wrong((*at, option), f"{name!r} is not one of the inputs.", one_of(name, join.inputs))
+
+    def _join_columns(self, at: Location, join: MultiJoinModel) -> dict[str, str | list[str]]:
+        """The join columns of each input."""
+        if isinstance(join.on, dict):
+            return join.on
+        plain = [one for one in join.on if isinstance(one, str)] if isinstance(join.on, list) else [join.on]
+        if not isinstance(join.on, list) or len(plain) == len(join.on):
+            return dict.fromkeys(join.inputs, plain)
+        found: dict[str, str | list[str]] = {}
+        for pair in join.on:
+            for side in pair if isinstance(pair, list) else [pair]:
+                name, _, column = side.partition(".")
+                if not column:
+                    self._wrong((*at, "on"), f"{side!r} names no input.", "Write input.column on both sides.")
+                    continue
+                known = found.setdefault(name, [])
+                assert isinstance(known, list)
+                known.append(column)
+        return found
+
     def _after(
-        self,
-        at: Location,
-        step: Step,
-        columns: KnownColumns,
-        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+        self, at: Location, step: Step, columns: KnownColumns, relations: Mapping[str, KnownRelation]
     ) -> KnownColumns:
-        """The columns after a step, from those before it."""
+        """The columns after a step."""
         if step.enrich is not None:
+            self._options((*at, "enrich"), step.enrich)
             return self._enriched((*at, "enrich"), step.enrich, columns, relations)
         if step.wait_for is not None:
+            if step.wait_for.on == []:
+                self._wrong((*at, "wait_for", "on"), "wait_for joins on equal keys.", "Name the key.")
+                return None
             return self._enriched((*at, "wait_for"), step.wait_for, columns, relations)
         if step.kept_relation is not None:
             return self._kept((*at, step.kind), step, columns, relations)
@@ -291,6 +323,20 @@ class _Checker:
             return renamed
         return columns
 
+    def _options(self, at: Location, enrich: EnrichModel) -> None:
+        """Check options that depend on others."""
+        problem = JoinOptions(
+            strategy=enrich.strategy,
+            objective=enrich.objective,
+            rate=enrich.rate,
+            how=enrich.how,
+            has_equality=enrich.on != [],
+            has_condition=enrich.condition is not None,
+            flow=FlowOptions(enrich.max_delay, enrich.shed, enrich.shed_to is not None),
+        ).problem()
+        if problem is not None:
+            self._wrong((*at, problem.option), problem.message, problem.hint)
+
     def _known_relation(self, at: Location, name: str) -> bool:
         if name in self.pipeline.relations:
             return True
@@ -298,11 +344,7 @@ class _Checker:
         return False
 
     def _enriched(
-        self,
-        at: Location,
-        enrich: Any,
-        columns: KnownColumns,
-        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+        self, at: Location, enrich: Any, columns: KnownColumns, relations: Mapping[str, KnownRelation]
     ) -> KnownColumns:
         if not self._known_relation(at, enrich.relation):
             return None
@@ -313,10 +355,10 @@ class _Checker:
             self._has_columns((*at, "on"), mine, columns)
         if isinstance(on, dict) and theirs is not None:
             self._has_columns((*at, "on"), list(on.values()), theirs, f"relation {enrich.relation!r}")
-        if key is not None and len(mine) != len(key):
+        if key is not None and mine and len(mine) != len(key):
             self._wrong(
                 (*at, "on"),
-                f"The key of relation {enrich.relation!r} is {', '.join(key)}; {len(mine)} columns are named.",
+                f"The key of relation {enrich.relation!r} is {', '.join(key)}, but {len(mine)} columns are named.",
             )
         if enrich.columns is not None and theirs is not None:
             self._has_columns((*at, "select"), enrich.columns, theirs, f"relation {enrich.relation!r}")
@@ -324,24 +366,21 @@ class _Checker:
             return None
         if enrich.how in ("semi", "anti"):
             return columns
-        added = [name for name in (enrich.columns or theirs) if name not in key]
+        # Without equal keys the relation's key is a column like any other.
+        added = [name for name in (enrich.columns or theirs) if name not in key or not mine]
         both = [name for name in added if name in columns]
         if both:
             self._wrong(
                 at,
                 f"The stream and the relation both have a column {both[0]!r}.",
-                "Rename the stream's before, or leave the relation's out with select:.",
+                "Rename the stream's column first, or leave the relation's out with select:.",
             )
         return {**columns, **dict.fromkeys(added, "")}
 
     def _kept(
-        self,
-        at: Location,
-        step: Step,
-        columns: KnownColumns,
-        relations: "Mapping[str, tuple[KnownColumns, tuple[str, ...] | None]]",
+        self, at: Location, step: Step, columns: KnownColumns, relations: Mapping[str, KnownRelation]
     ) -> KnownColumns:
-        """After a step that keeps a relation."""
+        """The columns after a step that keeps a relation."""
         body: Any = step.body
         if not self._known_relation(at, body.relation) or columns is None:
             return None
@@ -361,7 +400,7 @@ class _Checker:
             return dict.fromkeys([*theirs, *attributes, body.valid_from, body.valid_to], "")
         added = body.mark if step.deduplicate is not None else body.column
         if added in columns:
-            self._wrong(at, f"There is a column {added!r} already.", "Choose another name for the new one.")
+            self._wrong(at, f"There is already a column {added!r}.", "Choose another name for the new one.")
         return columns if added is None else {**columns, added: ""}
 
     def _selected(self, at: Location, expressions: list[str], columns: dict[str, str]) -> KnownColumns:
@@ -385,10 +424,10 @@ class _Checker:
         if key is not None and columns is not None:
             self._has_columns(("sink", "key"), key, columns)
         if isinstance(sink, PostgresSink) and ("@" in sink.host or "/" in sink.host.lstrip("/")):
-            self._wrong(("sink", "host"), f"{sink.host!r} is not the name of a host.")
+            self._wrong(("sink", "host"), f"{sink.host!r} is not a host name.")
 
     def _places(self) -> None:
-        """Directories that the flow will write to: none is a file, no two are the same."""
+        """Check the directories that the flow will write to: none is a file, and no two are the same."""
         places: dict[str, Location] = {}
         wanted: list[tuple[Location, str]] = [(("checkpoint",), self.pipeline.checkpoint)]
         if isinstance(self.pipeline.sink, ParquetSink):
@@ -400,6 +439,13 @@ class _Checker:
             if letters is not None:
                 wanted.append((("sources", name, "dead_letter", "path"), letters.path))
         for number, step in enumerate(self.pipeline.steps):
+            if step.enrich is not None and step.enrich.shed_to is not None:
+                wanted.append((("steps", number, "enrich", "shed_to", "path"), step.enrich.shed_to.path))
+            join = step.multi_join
+            for option in ("late", "quarantine"):
+                side = None if join is None else getattr(join, option)
+                if side is not None:
+                    wanted.append((("steps", number, "multi_join", option, "path"), side.path))
             if step.wait_for is not None and step.wait_for.expired is not None:
                 wanted.append((("steps", number, "wait_for", "expired", "path"), step.wait_for.expired.path))
         for at, text in wanted:
@@ -421,12 +467,12 @@ class _Checker:
         while not here.exists():
             here = here.parent
         if not here.is_dir():
-            self._wrong(at, f"{here} is a file, so {path} cannot be made.")
+            self._wrong(at, f"{here} is a file, so {path} cannot be created.")
         elif not os.access(here, os.W_OK | os.X_OK):
-            self._wrong(at, f"{path} cannot be written: permission denied.", "Give this user the right to write there.")
+            self._wrong(at, f"{path} cannot be written: permission denied.", "Give this user write permission.")
 
     def _secrets(self, value: Any, at: Location) -> None:
-        """Every secret must be there; what it is nobody says."""
+        """Check that every secret exists, without revealing its value."""
         if isinstance(value, Secret):
             try:
                 value.read()
@@ -445,7 +491,7 @@ class _Checker:
 
 
 def _schema_of_parquet(files: list[str]) -> KnownColumns:
-    """The columns of the first Parquet file, if it can be read here."""
+    """The columns of the first Parquet file, if it can be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -459,7 +505,7 @@ def _schema_of_parquet(files: list[str]) -> KnownColumns:
 
 
 def _neighbour(path: str) -> str:
-    """A hint: something of nearly this name."""
+    """A hint: an existing path with a similar name."""
     parent, name = os.path.split(path)
     if not os.path.isdir(parent):
         return f"Its directory {parent} does not exist either."

@@ -1,4 +1,4 @@
-"""Columns without Spark: what a schema in a file says, and which columns a step leaves, as far as that is plain."""
+"""Columns without Spark: the schema in a file, and the columns after a step if they can be derived."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from dovetail.pipeline.problems import one_of
 __all__ = ["KnownColumns", "parse_schema", "selected_names"]
 
 KnownColumns = dict[str, str] | None
-"""Names with types (empty where nobody knows), in order; None where even the names are not known without Spark."""
+"""Names with types (empty if unknown), in order; None if even the names are unknown without Spark."""
 
 _TYPES = (
     *("bigint", "long", "int", "integer", "smallint", "short", "tinyint", "byte"),
@@ -22,29 +22,22 @@ _ALIAS = re.compile(r".*\bas\s+(?:`((?:[^`]|``)+)`|(\w+))\s*", re.IGNORECASE | r
 
 
 def parse_schema(text: str) -> dict[str, str]:
-    """Names and types of a schema such as ``id bigint, name string``.
+    """Parse a schema such as ``id bigint, name string`` into names and types; a `ValueError` names an invalid column.
 
-    Raises
-    ------
-    ValueError
-        Saying which column is wrong.
-
-    Examples
-    --------
     >>> parse_schema("id BIGINT, tags array<string>, price decimal(10, 2) NOT NULL")
     {'id': 'bigint', 'tags': 'array', 'price': 'decimal'}
     >>> parse_schema("id bigin")
     Traceback (most recent call last):
-    ValueError: 'bigin', the type of column 'id', is not known. Did you mean 'bigint'?
+    ValueError: Column 'id' has an unknown type 'bigin'. Did you mean 'bigint'?
     """
     columns: dict[str, str] = {}
     for part in _parts(text):
         match = _COLUMN.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part.strip()!r} is not a name and a type. Write for instance: id bigint, name string.")
+            raise ValueError(f"{part.strip()!r} is not a name and a type. Write, for example: id bigint, name string.")
         name, kind = _unquoted(match[1], match[2]), match[3].lower()
         if kind not in _TYPES:
-            raise ValueError(f"{kind!r}, the type of column {name!r}, is not known. {one_of(kind, _TYPES)}")
+            raise ValueError(f"Column {name!r} has an unknown type {kind!r}. {one_of(kind, _TYPES)}")
         if name in columns:
             raise ValueError(f"Column {name!r} is given twice.")
         columns[name] = kind
@@ -52,10 +45,8 @@ def parse_schema(text: str) -> dict[str, str]:
 
 
 def selected_names(expressions: Sequence[str], known: Mapping[str, str]) -> tuple[KnownColumns, list[str]]:
-    """The columns that a list of expressions leaves, and the plain names in it that do not exist.
+    """The columns that a list of expressions selects, and the plain names in it that do not exist.
 
-    Examples
-    --------
     >>> selected_names(["id", "upper(city) AS town", "nme"], {"id": "bigint", "city": "string"})
     ({'id': 'bigint', 'town': '', 'nme': ''}, ['nme'])
     """
@@ -84,7 +75,7 @@ def _unquoted(quoted: str | None, plain: str | None) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """What commas separate, those in brackets and quotes not counted."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quote, start = [], 0, False, 0
     for place, letter in enumerate(text):
         if letter == "`":

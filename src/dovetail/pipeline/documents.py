@@ -1,7 +1,7 @@
-"""A pipeline file as data, with the line of everything in it.
+"""A pipeline file as data, with the line number of every key and item.
 
-YAML as people expect it: only ``true`` and ``false`` are booleans, so that ``on`` is a name; a key that is given twice
-is an error; anchors and tags are not needed and not supported.
+The YAML dialect is restricted: only ``true`` and ``false`` are booleans, so ``on`` is a plain name; a repeated key is
+an error; anchors and tags are not supported.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.pipeline.problems import PipelineError, Problem
 
 __all__ = ["Document", "Location", "load_document", "place_of"]
@@ -29,24 +29,14 @@ _NUMBER = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][-+]?[0-9]+)?$"
 
 @dataclass(frozen=True)
 class Document:
-    """The content of a file.
-
-    Attributes
-    ----------
-    path
-        The file.
-    data
-        Mappings, lists and scalars.
-    lines
-        The line of each key and item, by the path of keys that leads to it.
-    """
+    """The content of a file."""
 
     path: Path
     data: Any
-    lines: Mapping[Location, int]
+    lines: Mapping[Location, int]  # the line of each key and item, by its path of keys
 
     def line_of(self, location: Location) -> int:
-        """The line of what is at a path of keys, or of the nearest thing around it that the file has."""
+        """The line of a path of keys, or of the nearest enclosing one in the file."""
         here: Location = ()
         for part in location:
             if (*here, part) in self.lines:
@@ -54,7 +44,7 @@ class Document:
         return self.lines.get(here, 1)
 
     def in_file(self, location: Location) -> Location:
-        """A path of keys without those parts that the file does not have, but with a last one that is missing in it."""
+        """Remove the parts of a path of keys that are not in the file, except for a missing last one."""
         here: Location = ()
         for number, part in enumerate(location):
             if (*here, part) in self.lines or number == len(location) - 1:
@@ -62,15 +52,12 @@ class Document:
         return here
 
     def problem(self, location: Location, message: str, hint: str = "") -> Problem:
-        """Something wrong at a path of keys."""
         return Problem(self.line_of(location), place_of(self.in_file(location)), message, hint)
 
 
 def place_of(location: Location) -> str:
-    """A path of keys as people write it.
+    """Format a path of keys.
 
-    Examples
-    --------
     >>> place_of(("steps", 0, "enrich", "on"))
     'steps[0].enrich.on'
     """
@@ -81,29 +68,14 @@ def place_of(location: Location) -> str:
 
 
 def load_document(path: str | os.PathLike[str], variables: Mapping[str, str] | None = None) -> Document:
-    """Read a file, and put in what ``${NAME}`` and ``${NAME:-default}`` stand for.
-
-    Parameters
-    ----------
-    path
-        The file.
-    variables
-        By default the environment.
-
-    Raises
-    ------
-    PipelineError
-        If it is not YAML, or names a variable that is not set.
-    PlanError
-        If it cannot be read.
-    """
+    """Read a file; ``${NAME}`` and ``${NAME:-default}`` come from ``variables``, by default the environment."""
     file = Path(path)
     try:
         if file.stat().st_size > _MOST_BYTES:
-            raise PlanError(f"{file} has {file.stat().st_size:,} bytes: that is no pipeline file.")
+            raise PlanError(f"{file} has {file.stat().st_size:,} bytes, which is too large for a pipeline file.")
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise PlanError(f"{file} is not text in UTF-8.", hint="Name a pipeline file.") from None
+        raise PlanError(f"{file} is not UTF-8 text.", hint="Name a pipeline file.") from None
     except OSError as error:
         raise PlanError(f"{file} cannot be read: {error.strerror}.", hint="Name a pipeline file.") from None
     try:
@@ -118,14 +90,14 @@ def load_document(path: str | os.PathLike[str], variables: Mapping[str, str] | N
     reader = _Reader(os.environ if variables is None else variables)
     data = None if root is None else reader.value(root, ())
     if not reader.problems and not isinstance(data, dict):
-        reader.problems.append(Problem(1, "", "The file is empty, or not a mapping.", "Begin with name: and sources:."))
+        reader.problems.append(Problem(1, "", "The file is empty, or not a mapping.", "Start with name: and sources:."))
     if reader.problems:
         raise PipelineError(file, reader.problems)
     return Document(file, data, reader.lines)
 
 
 class _Reader:
-    """Turns YAML's nodes into data."""
+    """Converts YAML nodes to data."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.lines: dict[Location, int] = {}
@@ -175,14 +147,16 @@ class _Reader:
             if dollar:
                 return "$"
             if other is not None:
-                self._wrong(node, at, f"${other} is no variable.", "Write ${NAME} or ${NAME:-default}; $$ is a dollar.")
+                self._wrong(
+                    node, at, f"${other} is not a variable.", "Write ${NAME} or ${NAME:-default}; $$ is a dollar."
+                )
                 return ""
             if _SECRET_NAME.search(name):
                 self._wrong(
                     node,
                     at,
                     f"${{{name}}} would put a secret into plain text.",
-                    f"Where a password is expected, write {{env: {name}}} or {{file: PATH}}.",
+                    f"Write {{env: {name}}} or {{file: PATH}} where a password is expected.",
                 )
                 return ""
             if name in self._variables:

@@ -1,4 +1,4 @@
-"""From a file to a checked `Pipeline`: pydantic's errors as sentences with a line."""
+"""Reading a file into a checked `Pipeline`; pydantic's errors become sentences with a line number."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,7 @@ _WANTED = {
 def parse_pipeline(
     path: str | os.PathLike[str], variables: Mapping[str, str] | None = None
 ) -> tuple[Pipeline, Document]:
-    """Read and validate a file, without looking at anything that it names.
-
-    Raises
-    ------
-    PipelineError
-        With everything that is wrong.
-    """
+    """Read and validate a file, without checking the files and services that it names. The error has all problems."""
     document = load_document(path, variables)
     try:
         return Pipeline.model_validate(document.data, by_alias=True, by_name=False), document
@@ -46,19 +40,10 @@ def parse_pipeline(
 
 
 def load_pipeline(path: str | os.PathLike[str], variables: Mapping[str, str] | None = None) -> Pipeline:
-    """Read a pipeline file and check it, what it names included; see `dovetail.pipeline.checks`.
+    """Read a pipeline file and check it, including the files that it names; see `dovetail.pipeline.checks`.
 
-    Parameters
-    ----------
-    path
-        The file.
-    variables
-        What ``${NAME}`` stands for; by default the environment.
-
-    Raises
-    ------
-    PipelineError
-        With file, line, what is wrong and what would be right.
+    ``variables`` are the values of ``${NAME}``; by default the environment. Raises a `PipelineError` with file, line,
+    the problem and a hint.
     """
     from dovetail.pipeline.checks import check_pipeline
 
@@ -70,8 +55,6 @@ def load_pipeline(path: str | os.PathLike[str], variables: Mapping[str, str] | N
 def json_schema() -> dict[str, Any]:
     """The JSON schema of pipeline files, for editors.
 
-    Examples
-    --------
     >>> sorted(json_schema()["properties"])[:3]
     ['checkpoint', 'keep_commits', 'name']
     """
@@ -88,7 +71,7 @@ def _problem(document: Document, detail: dict[str, Any]) -> Problem:
     if kind == "missing":
         return document.problem(location, "This key is missing.", _what_it_is(location, document))
     if kind == "union_tag_not_found":
-        return document.problem((*location, "format"), "This key is missing.", "Say which format it has.")
+        return document.problem((*location, "format"), "This key is missing.", "Name the format.")
     if kind == "union_tag_invalid":
         given, known = str(detail["ctx"]["tag"]), str(detail["ctx"]["expected_tags"]).replace("'", "").split(", ")
         return document.problem((*location, "format"), f"{given!r} is not a known format.", one_of(given, known))
@@ -114,7 +97,7 @@ def _shown(value: Any) -> str:
 
 
 def _innermost(problems: Sequence[Problem]) -> list[Problem]:
-    """One problem per place: where a value fits none of several types, each of them has complained."""
+    """Keep one problem per place: if a value matches none of several types, each of them reports an error."""
     found: dict[tuple[int, str], Problem] = {}
     for problem in problems:
         found.setdefault((problem.line, problem.place), problem)
@@ -135,7 +118,7 @@ def _keys_beside(location: Location, document: Document) -> list[str]:
 
 
 def _model_at(location: Location, document: Document) -> type[BaseModel] | None:
-    """The model that describes the mapping at a path of pydantic's, in which a format follows what it discriminates."""
+    """The model of the mapping at a pydantic location, in which a format follows the key that it discriminates."""
     candidates: list[type[BaseModel]] = [Pipeline]
     for part in location:
         named = [model for model in candidates if part in _formats(model)]
@@ -147,7 +130,7 @@ def _model_at(location: Location, document: Document) -> type[BaseModel] | None:
             for name, field in model.model_fields.items():
                 if (field.alias or name) == part:
                     inner = _models_in(field.annotation)
-        # A name of a user's, or the number of an item, says nothing about the kind of thing.
+        # A name chosen by the user, or the number of an item, does not select a model.
         candidates = inner or candidates
     return candidates[0] if candidates else None
 

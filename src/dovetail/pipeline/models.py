@@ -1,7 +1,7 @@
-"""What a pipeline file may say. Every key has a description, from which the reference and the JSON schema are made."""
+"""The models of a pipeline file. The reference and the JSON schema are generated from the descriptions of the keys."""
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -36,7 +36,7 @@ _FLOW_NAME = re.compile(r"[\w.-]+")
 
 def _flow_name(name: str) -> str:
     if not _FLOW_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a name of a flow: use letters, digits, '_', '-' and '.' only.")
+        raise ValueError(f"{name!r} is not a flow name: use only letters, digits, '_', '-' and '.'.")
     return name
 
 
@@ -51,40 +51,40 @@ class Watermark(Strict):
     """How late rows may be, by their event time."""
 
     column: str = Field(description="The event-time column, a timestamp.")
-    delay: Duration = Field(description="How far behind the latest a row may be, such as `10 minutes`.")
+    delay: Duration = Field(description="How far a row may be behind the latest, such as `10 minutes`.")
 
 
 class DeadLetter(Strict):
-    """Where rows go that cannot be read."""
+    """Where malformed rows go."""
 
-    path: str = Field(description="A directory; Parquet files with the row as it was, the reason and the source.")
+    path: str = Field(description="A directory. Parquet files with the original row, the reason and the source.")
 
 
 class _SourceBase(Strict):
     select: Columns | None = Field(None, description="Columns or SQL expressions (`expression AS name`) to keep.")
-    where: str | None = Field(None, description="A SQL condition; other rows are left out.")
+    where: str | None = Field(None, description="A SQL condition. Other rows are dropped.")
     watermark: Watermark | None = Field(None, description="Event time, for steps that need it.")
 
 
 class FileSource(_SourceBase):
-    """Files that arrive in a directory."""
+    """New files in a directory."""
 
-    format: FileFormat = Field(description="The files' format.")
+    format: FileFormat = Field(description="The file format.")
     path: str = Field(description="A directory, or a pattern of files.")
     columns: str | None = Field(
         None,
         alias="schema",
-        description="Names and types, such as `id bigint, name string`. Parquet and ORC files may say it themselves.",
+        description="Names and types, such as `id bigint, name string`. Optional for Parquet and ORC files.",
     )
     row_tag: str | None = Field(None, description="XML: the element that is a row.")
-    max_files_per_trigger: int | None = Field(None, ge=1, description="The most new files per micro-batch.")
+    max_files_per_trigger: int | None = Field(None, ge=1, description="At most this many new files per micro-batch.")
     options: Options = Field(default_factory=dict, description="Options of Spark's reader.")
     malformed: Literal["error", "dead-letter", "drop"] = Field(
         "error",
-        description="What to do with rows that cannot be read: an error, set aside, or dropped.",
+        description="What to do with malformed rows: fail, write them to `dead_letter`, or drop them.",
     )
     max_record_bytes: int | None = Field(
-        None, ge=1, description="A record that is longer, written as JSON, is malformed; by default none is."
+        None, ge=1, description="A record longer than this, as JSON, is malformed. No limit by default."
     )
     dead_letter: DeadLetter | None = Field(None, description="Where malformed rows go.")
 
@@ -93,65 +93,65 @@ class FileSource(_SourceBase):
         if self.format == "xml" and self.row_tag is None:
             raise ValueError("XML files need row_tag: the element that is a row.")
         if self.format != "xml" and self.row_tag is not None:
-            raise ValueError(f"row_tag goes with xml, not with {self.format}.")
+            raise ValueError(f"row_tag is for xml, not for {self.format}.")
         if self.columns is None and self.format in ("json", "csv", "xml"):
             raise ValueError(f"A stream of {self.format} files needs schema: names and types of its columns.")
         if (self.malformed == "dead-letter") != (self.dead_letter is not None):
-            raise ValueError("malformed: dead-letter goes with dead_letter: {path: ...}, and only with it.")
+            raise ValueError("malformed: dead-letter requires dead_letter: {path: ...}, and the reverse.")
         if self.malformed != "error" and self.format in ("parquet", "orc"):
-            raise ValueError(f"A {self.format} file is read whole or not at all: malformed is for json, csv and xml.")
+            raise ValueError(f"malformed is for json, csv and xml: a {self.format} file cannot have malformed rows.")
         return self
 
 
 class KafkaSource(_SourceBase):
-    """A Kafka topic whose records hold JSON."""
+    """A Kafka topic of JSON records."""
 
     format: Literal["kafka"]
-    servers: str = Field(description="`host:port`, several separated by commas.")
-    topic: str = Field(description="The topic, or several separated by commas.")
+    servers: str = Field(description="`host:port`, comma-separated.")
+    topic: str = Field(description="The topic, or several, comma-separated.")
     columns: str = Field(alias="schema", description="Names and types of the fields of a record's value.")
-    starting: Literal["earliest", "latest"] = Field("earliest", description="Where the very first start begins.")
-    max_records_per_trigger: int | None = Field(None, ge=1, description="The most new records per micro-batch.")
-    options: Options = Field(default_factory=dict, description="Options of Spark's Kafka source, `kafka.*` included.")
+    starting: Literal["earliest", "latest"] = Field("earliest", description="Where the first run starts.")
+    max_records_per_trigger: int | None = Field(None, ge=1, description="At most this many records per micro-batch.")
+    options: Options = Field(default_factory=dict, description="Options of Spark's Kafka source, including `kafka.*`.")
     malformed: Literal["error", "dead-letter", "drop"] = Field(
-        "error", description="What to do with records that are not such JSON."
+        "error", description="What to do with records that are not JSON of the schema."
     )
     max_record_bytes: int | None = Field(
-        None, ge=1, description="A record that is longer, as Kafka has it, is malformed; by default none is."
+        None, ge=1, description="A record with more bytes than this is malformed. No limit by default."
     )
     dead_letter: DeadLetter | None = Field(None, description="Where malformed records go.")
 
     @model_validator(mode="after")
     def _fits(self) -> "KafkaSource":
         if (self.malformed == "dead-letter") != (self.dead_letter is not None):
-            raise ValueError("malformed: dead-letter goes with dead_letter: {path: ...}, and only with it.")
+            raise ValueError("malformed: dead-letter requires dead_letter: {path: ...}, and the reverse.")
         return self
 
 
 class RateSource(_SourceBase):
-    """Rows made by Spark, for trying things out: `timestamp` and `value`."""
+    """Rows generated by Spark, for experiments: `timestamp` and `value`."""
 
     format: Literal["rate"]
     rows_per_batch: int = Field(1000, ge=1, description="Rows per micro-batch.")
 
 
 class BurstySource(_SourceBase):
-    """Rows of Dovetail's own generator, bursts of skewed keys: `k`, `v` and `ts`, the same ones after every start."""
+    """Rows of Dovetail's generator, bursts of skewed keys: `k`, `v` and `ts`. The same rows after every start."""
 
     format: Literal["bursty"]
-    keys: int = Field(1_000_000, ge=1, description="How many keys there are.")
-    exponent: float = Field(1.0, ge=0, le=2, description="Of Zipf's law, by which keys are drawn; 0: all alike.")
+    keys: int = Field(1_000_000, ge=1, description="The number of distinct keys.")
+    exponent: float = Field(1.0, ge=0, le=2, description="Exponent of the Zipf distribution of keys; 0: uniform.")
     order: Literal["shuffled", "ranked"] = Field("shuffled", description="`ranked`: key 1 is the most frequent.")
-    tuples_per_step: float | None = Field(None, gt=0, description="Rows per step in the mean, 1,023 by default.")
-    step_millis: float = Field(1.0, ge=0, description="How long a step takes; 0: as fast as it is asked for.")
-    steps_per_batch: int | None = Field(None, ge=1, description="The most steps in a micro-batch.")
-    steps: int | None = Field(None, ge=1, description="Where the stream ends; `available-now` needs an end.")
-    seed: int = Field(0, ge=0, description="Another seed, another stream.")
+    tuples_per_step: float | None = Field(None, gt=0, description="Mean number of rows per step, 1,023 by default.")
+    step_millis: float = Field(1.0, ge=0, description="Duration of a step; 0: as fast as possible.")
+    steps_per_batch: int | None = Field(None, ge=1, description="At most this many steps per micro-batch.")
+    steps: int | None = Field(None, ge=1, description="Length of the stream; required for `available-now`.")
+    seed: int = Field(0, ge=0, description="Seed of the generator.")
 
     @model_validator(mode="after")
     def _fits(self) -> "BurstySource":
         if self.step_millis == 0 and self.steps_per_batch is None:
-            raise ValueError("step_millis: 0 goes with steps_per_batch, or a micro-batch would have no end.")
+            raise ValueError("step_millis: 0 requires steps_per_batch, otherwise a micro-batch would never end.")
         return self
 
 
@@ -164,36 +164,36 @@ Source = Annotated[FileSource | KafkaSource | RateSource | BurstySource, Field(d
 class TableFiles(Strict):
     """Files to build a relation from."""
 
-    format: FileFormat = Field(description="The files' format.")
+    format: FileFormat = Field(description="The file format.")
     path: str = Field(description="A file, a directory or a pattern.")
-    columns: str | None = Field(None, alias="schema", description="Names and types; by default what the files say.")
+    columns: str | None = Field(None, alias="schema", description="Names and types; by default those of the files.")
     row_tag: str | None = Field(None, description="XML: the element that is a row.")
     options: Options = Field(default_factory=dict, description="Options of Spark's reader.")
     on: Columns = Field(description="The key: a column or several.")
-    shards: int = Field(8, ge=1, le=65_536, description="Slices; as a rule twice the cores that will join it.")
+    shards: int = Field(8, ge=1, le=65_536, description="Number of shards; as a rule, twice the cores that join it.")
     unique: bool = Field(False, description="Whether no two rows have the same key.")
 
 
 class JdbcTable(Strict):
-    """A database's table to build a relation from."""
+    """A database table to build a relation from."""
 
     format: Literal["jdbc"]
     url: str = Field(description="`jdbc:postgresql://host:port/database`.")
-    table: str = Field(description="The table, or a query in brackets with a name.")
-    user: str | None = Field(None, description="Who logs in.")
+    table: str = Field(description="The table, or a query in parentheses with an alias.")
+    user: str | None = Field(None, description="The user.")
     password: Secret | None = Field(None, description="`{env: NAME}` or `{file: PATH}`.")
     options: Options = Field(default_factory=dict, description="Options of Spark's JDBC source.")
     on: Columns = Field(description="The key: a column or several.")
-    shards: int = Field(8, ge=1, le=65_536, description="Slices; as a rule twice the cores that will join it.")
+    shards: int = Field(8, ge=1, le=65_536, description="Number of shards; as a rule, twice the cores that join it.")
     unique: bool = Field(False, description="Whether no two rows have the same key.")
 
 
 class RelationEntry(Strict):
-    """A relation that steps join with, or that they keep."""
+    """A relation that steps join with or keep."""
 
     path: str = Field(description="Its directory.")
     build: Annotated[TableFiles | JdbcTable, Field(discriminator="format")] | None = Field(
-        None, description="What to build it from when there is none at `path`."
+        None, description="The source to build it from if there is none at `path`."
     )
 
 
@@ -201,60 +201,66 @@ class RelationEntry(Strict):
 
 
 class ParquetSink(Strict):
-    """A directory of Parquet files; every row exactly once."""
+    """A directory of Parquet files. Exactly once."""
 
     format: Literal["parquet"]
     path: str = Field(description="The directory.")
-    compression: Literal["snappy", "zstd", "gzip", "lz4", "none"] = Field("snappy", description="Of the files.")
+    compression: Literal["snappy", "zstd", "gzip", "lz4", "none"] = Field("snappy", description="Compression codec.")
 
 
 class ConsoleSink(Strict):
     """The terminal."""
 
     format: Literal["console"]
-    rows: int = Field(20, ge=1, description="The most rows to print per micro-batch.")
+    rows: int = Field(20, ge=1, description="At most this many rows are printed per micro-batch.")
 
 
 class NoopSink(Strict):
-    """Nowhere: the rows are computed and thrown away."""
+    """No output: rows are computed and discarded."""
 
     format: Literal["noop"]
 
 
 class PostgresSink(Strict):
-    """A table of a PostgreSQL database; every row exactly once."""
+    """A table of a PostgreSQL database. Exactly once."""
 
     format: Literal["postgres"]
     host: str = Field("localhost", description="The server.")
     port: int = Field(5432, ge=1, le=65_535, description="Its port.")
     database: str = Field(description="The database.")
-    table: str = Field(description="The table, `schema.table` where it is not in the search path. It must exist.")
-    user: str = Field(description="Who logs in.")
+    table: str = Field(description="The table, as `schema.table` if it is not in the search path. It must exist.")
+    user: str = Field(description="The user.")
     password: Secret | None = Field(None, description="`{env: NAME}` or `{file: PATH}`.")
     key: Columns | None = Field(
         None,
-        description="Columns of a unique index: a row of an existing key replaces the old one. None: all are added.",
+        description="Columns of a unique index: a row replaces the row with the same key. Default: append all rows.",
     )
 
     order_by: str | None = Field(
-        None, description="With a key: of rows with the same key in a micro-batch, the greatest of these counts."
+        None, description="With `key`: of rows with the same key in a micro-batch, the greatest by these columns wins."
     )
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        None, description="TLS, as PostgreSQL's own option. Default: TLS if the server offers it."
+    )
+    sslrootcert: str | None = Field(None, description="PEM file of the certificates to trust, or `system`.")
+    sslcert: str | None = Field(None, description="PEM file of the client's certificate.")
+    sslkey: str | None = Field(None, description="PEM file of the client's key.")
 
     @model_validator(mode="after")
     def _fits(self) -> "PostgresSink":
         if self.order_by is not None and self.key is None:
-            raise ValueError("order_by goes with key.")
+            raise ValueError("order_by requires key.")
         return self
 
 
 class KafkaSink(Strict):
-    """A Kafka topic; at least once, with headers by which a reader tells repetitions."""
+    """A Kafka topic. At least once, with headers that let a reader detect duplicates."""
 
     format: Literal["kafka"]
-    servers: str = Field(description="`host:port`, several separated by commas.")
+    servers: str = Field(description="`host:port`, comma-separated.")
     topic: str = Field(description="The topic.")
-    key: Columns | None = Field(None, description="The columns whose values, as JSON, are the record's key.")
-    options: Options = Field(default_factory=dict, description="Options of Spark's Kafka sink, `kafka.*` included.")
+    key: Columns | None = Field(None, description="Columns whose values, as JSON, are the record's key.")
+    options: Options = Field(default_factory=dict, description="Options of Spark's Kafka sink, including `kafka.*`.")
 
 
 Sink = Annotated[
@@ -267,37 +273,21 @@ Sink = Annotated[
 
 
 class Pipeline(Strict):
-    """A pipeline: sources, relations, steps, a sink, and how often."""
+    """A pipeline: sources, relations, steps, a sink, and a trigger."""
 
     name: Annotated[str, AfterValidator(_flow_name)] = Field(
-        description="The flow's name, to which its checkpoint belongs: letters, digits, `_`, `-` and `.`."
+        description="The name of the flow, stored in its checkpoint: letters, digits, `_`, `-` and `.`."
     )
-    checkpoint: str = Field(description="A directory of the flow's own, on a disk: what it goes on from after a stop.")
+    checkpoint: str = Field(description="A directory on a disk, used only by this flow, from which it resumes.")
     trigger: Annotated[str, AfterValidator(_trigger)] | None = Field(
         None,
-        description="How often a micro-batch begins, such as `5 seconds`; `available-now`: take what is there.",
+        description="Interval of micro-batches, such as `5 seconds`; `available-now`: process what is there and stop.",
     )
-    keep_commits: int = Field(10, ge=2, description="How many commits, with their state, the checkpoint keeps.")
+    keep_commits: int = Field(10, ge=2, description="The number of commits, with their state, that are kept.")
     sources: dict[str, Source] = Field(min_length=1, description="Streams, by name.")
     relations: dict[str, RelationEntry] = Field(default_factory=dict, description="Relations, by name.")
-    steps: list[Step] = Field(default_factory=list, description="What happens to the rows, in order.")
+    steps: list[Step] = Field(default_factory=list, description="Processing steps, in order.")
     sink: Sink = Field(description="Where the rows go.")
     spark: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Spark settings; `--conf` on the command line goes before them."
+        default_factory=dict, description="Spark settings; overridden by `--conf` on the command line."
     )
-
-
-def known_formats(kind: str) -> list[str]:
-    """The formats of ``"source"``, ``"sink"`` or ``"build"``.
-
-    Examples
-    --------
-    >>> known_formats("source")
-    ['json', 'csv', 'parquet', 'xml', 'orc', 'kafka', 'rate', 'bursty']
-    """
-    models: dict[str, Any] = {
-        "source": get_args(get_args(Source)[0]),
-        "sink": get_args(get_args(Sink)[0]),
-        "build": (TableFiles, JdbcTable),
-    }
-    return [name for model in models[kind] for name in get_args(model.model_fields["format"].annotation)]

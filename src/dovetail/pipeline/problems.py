@@ -1,61 +1,34 @@
-"""What is wrong with a pipeline file: file, line, what, and what would be right."""
+"""Problems of a pipeline file: file, line, message, hint."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["PipelineError", "Problem", "nearest", "one_of"]
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem."""
 
-    Attributes
-    ----------
-    line
-        Where, counted from 1; 0 if the file as a whole is meant.
-    place
-        The path of keys that leads there: ``steps[0].enrich.budget``.
-    message
-        What is wrong, one or two sentences.
-    hint
-        What would be right.
-    """
-
-    line: int
-    place: str
+    line: int  # from 1; 0 for the file as a whole
+    place: str  # path of keys: ``steps[0].enrich.budget``
     message: str
     hint: str = ""
 
     def text(self, path: Path) -> str:
-        """One line for a terminal.
-
-        Examples
-        --------
-        >>> Problem(3, "sources", "There is no source.").text(Path("p.yaml"))
-        'p.yaml:3: sources: There is no source.'
-        """
+        """The problem as one line."""
         where = f"{path}:{self.line}" if self.line else str(path)
         told = f"{self.message} {self.hint}".strip()
         return f"{where}: {self.place}: {told}" if self.place else f"{where}: {told}"
 
 
 class PipelineError(PlanError):
-    """A pipeline file that cannot be run; nothing has been started.
+    """A pipeline file that cannot be run. Nothing was started.
 
-    Parameters
-    ----------
-    path
-        The file.
-    problems
-        What is wrong with it, at least one thing.
-
-    Examples
-    --------
     >>> raise PipelineError(Path("p.yaml"), [Problem(2, "name", "It is missing.", "Add name: orders.")])
     Traceback (most recent call last):
     dovetail.pipeline.problems.PipelineError: p.yaml:2: name: It is missing. Add name: orders.
@@ -67,13 +40,7 @@ class PipelineError(PlanError):
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that somebody probably meant.
-
-    Examples
-    --------
-    >>> nearest("budgt", ["budget", "on"]), nearest("xyz", ["budget", "on"])
-    ('budget', None)
-    """
+    """The known name most similar to ``name``."""
     folded = {other.casefold(): other for other in known}
     found = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.55)
     return folded[found[0]] if found else None
@@ -82,8 +49,6 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 def one_of(name: str, known: Sequence[str]) -> str:
     """A hint for an unknown name.
 
-    Examples
-    --------
     >>> one_of("budgt", ["budget", "on"])
     "Did you mean 'budget'?"
     >>> one_of("xyz", ["budget", "on"])

@@ -1,4 +1,4 @@
-"""The reference of pipeline files, made from the models: ``python -m dovetail.pipeline.reference``."""
+"""The reference of pipeline files, generated from the models: ``python -m dovetail.pipeline.reference``."""
 
 import sys
 from types import UnionType
@@ -46,22 +46,18 @@ _SECTIONS: dict[str, list[tuple[str, type[BaseModel]]]] = {
     "Small things": [
         ("watermark", models.Watermark),
         ("dead_letter", models.DeadLetter),
-        ("expired", step_models.SideOutput),
+        ("expired, shed_to, late, quarantine", step_models.SideOutput),
+        ("statistics", step_models.StatisticsModel),
+        ("a punctuation", step_models.PunctuationModel),
         ("a secret", Secret),
     ],
 }
 
 
 def reference_text() -> str:
-    """The reference as Markdown.
-
-    Examples
-    --------
-    >>> reference_text().splitlines()[0]
-    '# Pipeline reference'
-    """
-    lines = ["# Pipeline reference", "", "Made from the models by `python -m dovetail.pipeline.reference`. See"]
-    lines[-1] += " [pipelines](pipelines.md) for how it all fits together."
+    """The reference as Markdown."""
+    lines = ["# Pipeline reference", "", "Generated from the models by `python -m dovetail.pipeline.reference`. See"]
+    lines[-1] += " [pipelines](pipelines.md) for an introduction."
     for section, parts in _SECTIONS.items():
         lines += ["", f"## {section}"]
         for title, model in parts:
@@ -75,7 +71,7 @@ def _table(model: type[BaseModel]) -> list[str]:
     for name, field in model.model_fields.items():
         if field.description is None and name != "format":
             continue
-        meaning = (field.description or "Which one it is.").replace("|", "\\|")
+        meaning = (field.description or "Selects the kind.").replace("|", "\\|")
         lines.append(f"| `{field.alias or name}` | {_kind(field.annotation)} | {_default(field)} | {meaning} |")
     return lines
 

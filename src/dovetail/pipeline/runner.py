@@ -1,7 +1,7 @@
-"""From a checked pipeline to a flow on Spark."""
+"""Building a flow on Spark from a checked pipeline."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,22 +11,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dovetail.errors import DovetailError, PlanError, RelationNotFound
+from dovetail.core.errors import DovetailError, PlanError, RelationNotFound
 from dovetail.pipeline import models
 from dovetail.pipeline.checks import CheckedPipeline
 from dovetail.pipeline.documents import Location
 from dovetail.pipeline.problems import PipelineError
 from dovetail.pipeline.secrets import Secret
-from dovetail.pipeline.steps import apply_step
+from dovetail.pipeline.steps import apply_step, join_streams
 from dovetail.relation import Relation
 from dovetail.spark import sinks
-from dovetail.spark.bursty_source import register_bursty
-from dovetail.spark.codes import quoted
-from dovetail.spark.flow import Flow, stream
-from dovetail.spark.flow_query import FlowQuery
-from dovetail.spark.multi_join import multi_join
-from dovetail.spark.sinks.base import Sink
+from dovetail.spark.flow.query import FlowQuery
+from dovetail.spark.flow.sink import Sink
+from dovetail.spark.plan.codes import quoted
+from dovetail.spark.plan.spark_errors import explain_spark
 from dovetail.spark.sinks.kafka import require_connector
+from dovetail.spark.sources.bursty import register_bursty
+from dovetail.spark.steps.stream import Flow, stream
 
 __all__ = ["PlannedPipeline", "plan_pipeline"]
 
@@ -37,53 +37,34 @@ _MALFORMED, _FILE, _BYTES, _REASON = "__malformed", "__file", "__bytes", "__reas
 
 @dataclass(frozen=True)
 class PlannedPipeline:
-    """A pipeline that Spark has understood; nothing runs yet.
-
-    Attributes
-    ----------
-    checked
-        The pipeline.
-    flow, sink
-        What will run, and where its rows will go.
-    """
+    """A pipeline planned by Spark, not yet running."""
 
     checked: CheckedPipeline
     flow: Flow
     sink: Sink
 
     def budgets(self) -> dict[str, int]:
-        """The budget of each operator, in bytes."""
         return self.flow.budgets()
 
-    def start(self, trigger: str | None = None) -> FlowQuery:
-        """Start it, or go on with it where its checkpoint says."""
+    def start(self, trigger: str | None = None, resume_from: str | None = None) -> FlowQuery:
+        """Start the flow, or resume it from its checkpoint or from that of an older form of it."""
         pipeline = self.checked.pipeline
         return self.flow.write(
             self.sink,
             checkpoint=self.checked.path(pipeline.checkpoint),
             trigger=trigger or pipeline.trigger,
             keep_commits=pipeline.keep_commits,
+            resume_from=resume_from,
         )
 
 
 def plan_pipeline(
     spark: SparkSession, checked: CheckedPipeline, announce: Announce = lambda _: None
 ) -> PlannedPipeline:
-    """Read what the pipeline names, build relations that are not there, and put the flow together.
+    """Open the sources and relations of the pipeline, build missing relations, and assemble the flow.
 
-    Parameters
-    ----------
-    spark
-        The session.
-    checked
-        What `dovetail.pipeline.checks.check_pipeline` gave.
-    announce
-        Told what is being done, where that may take long.
-
-    Raises
-    ------
-    PipelineError
-        With the line of what Spark, or a join, refuses.
+    ``announce`` is called with a message before each operation that may take long. A `PipelineError` has the line of
+    what Spark or a join refuses.
     """
     return _Planner(spark, checked, announce).plan()
 
@@ -100,8 +81,8 @@ class _Planner:
         steps = list(chain.steps)
         first = self.pipeline.steps[steps[0]].multi_join if steps else None
         if first is not None:
-            options = first.model_dump(exclude={"inputs"}, exclude_none=True)
-            flow = self._at(("steps", steps[0]), lambda: multi_join(frames, name=self.pipeline.name, **options))
+            joining = partial(join_streams, self.pipeline.name, frames, first, self.checked.path)
+            flow = self._at(("steps", steps[0]), joining)
             steps = steps[1:]
         else:
             (name,) = chain.inputs
@@ -110,10 +91,11 @@ class _Planner:
             step = self.pipeline.steps[number]
             flow = self._at(("steps", number, step.kind), partial(apply_step, flow, step, relations, self.checked.path))
         sink = self._at(("sink",), lambda: self._sink(self.pipeline.sink))
-        return PlannedPipeline(self.checked, flow, sink)
+        labels = tuple(f"{name} ({self.pipeline.sources[name].format})" for name in chain.inputs)
+        return PlannedPipeline(self.checked, replace(flow, _labels=labels), sink)
 
     def _at(self, location: Location, work: Callable[[], Any]) -> Any:
-        """Do a piece of work; what goes wrong in it is told with its line."""
+        """Run `work`; report its errors with the line."""
         try:
             return work()
         except PipelineError:
@@ -121,7 +103,7 @@ class _Planner:
         except DovetailError as error:
             problem = self.document.problem(location, error.message, error.hint or "")
         except (PySparkException, Py4JJavaError) as error:
-            problem = self.document.problem(location, plain_words(error))
+            problem = self.document.problem(location, explain_spark(error))
         raise PipelineError(self.document.path, [problem])
 
     # ---------------------------------------------------------------- sources
@@ -203,7 +185,7 @@ class _Planner:
             columns = columns.add(_MALFORMED, T.StringType())
             options["columnNameOfCorruptRecord"] = _MALFORMED
         size = F.octet_length("value").alias(_BYTES)
-        # What is too long is not even parsed.
+        # A record that is too long is not parsed.
         most = source.max_record_bytes
         text = F.col("value") if most is None else F.when(F.octet_length("value") <= most, F.col("value"))
         place = F.format_string("%s, partition %d, offset %d", F.col("topic"), F.col("partition"), F.col("offset"))
@@ -223,7 +205,7 @@ class _Planner:
         return rows
 
     def _sized(self, name: str, source: models.FileSource | models.KafkaSource, df: DataFrame) -> DataFrame:
-        """The rows, those that are too long treated as `malformed` says."""
+        """Treat rows that are too long as `malformed` says."""
         hidden = (_MALFORMED, _FILE, _BYTES)
         columns = [F.col(quoted(column)) for column in df.columns if column not in hidden]
         is_aside = source.malformed == "dead-letter"
@@ -263,7 +245,7 @@ class _Planner:
     # ---------------------------------------------------------------- relations
 
     def _relation(self, name: str) -> Relation | str:
-        """The relation, built if need be; its path, where a step of the pipeline makes it."""
+        """The relation, built if necessary; its path, if a step of the pipeline creates it."""
         entry = self.pipeline.relations[name]
         path = self.checked.path(entry.path)
         try:
@@ -313,12 +295,16 @@ class _Planner:
             case models.KafkaSink():
                 return sinks.kafka(sink.servers, sink.topic, key=sink.key, options=_plain(sink.options))
             case models.PostgresSink():
-                return postgres_sink(sink)
+                return postgres_sink(sink, self.checked.path)
         raise PlanError(f"There is no sink {sink!r}.")
 
 
-def postgres_sink(sink: models.PostgresSink) -> sinks.PostgresSink:
-    """The sink that a file describes."""
+def postgres_sink(sink: models.PostgresSink, path: Callable[[str], str]) -> sinks.PostgresSink:
+    """The sink that a file describes; ``path`` resolves paths of the file."""
+
+    def file(name: str | None) -> str | None:
+        return name if name is None or name == "system" else path(name)
+
     return sinks.postgres(
         sink.table,
         host=sink.host,
@@ -328,18 +314,15 @@ def postgres_sink(sink: models.PostgresSink) -> sinks.PostgresSink:
         password=None if sink.password is None else sink.password.read().get_secret_value(),
         key=sink.key,
         order_by=sink.order_by,
+        sslmode=sink.sslmode,
+        sslrootcert=file(sink.sslrootcert),
+        sslcert=file(sink.sslcert),
+        sslkey=file(sink.sslkey),
     )
 
 
-def plain_words(error: BaseException) -> str:
-    """The sentence of a Spark error that a user can act on."""
-    from dovetail.cli.failures import explain_spark
-
-    return explain_spark(error)
-
-
 def _plain(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as Spark takes them, secrets read."""
+    """Convert options to Spark's form, reading secrets."""
     return {name: _text(value) for name, value in options.items()}
 
 

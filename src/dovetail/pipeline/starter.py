@@ -1,31 +1,31 @@
-"""`dovetail init`: a pipeline to start from, with a little data of its own."""
+"""`dovetail init`: a starter pipeline with a little sample data."""
 
 from pathlib import Path
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["write_starter"]
 
 _PIPELINE = """\
-# A pipeline: orders arrive as files, are joined with customers, and become Parquet files.
+# A pipeline: orders arrive as files, are joined with customers, and are written to Parquet files.
 # Check it:  dovetail check pipeline.yaml      Run it:  dovetail run pipeline.yaml
-# Paths are relative to this file. ${NAME} and ${NAME:-default} stand for environment variables.
+# Paths are relative to this file. ${NAME} and ${NAME:-default} are replaced by environment variables.
 
 name: orders
-checkpoint: checkpoint            # what the flow goes on from after a stop; one directory per flow
-trigger: available-now            # take what is there, then end; "5 seconds" to keep running
+checkpoint: checkpoint            # the flow resumes from here after a stop; one directory per flow
+trigger: available-now            # process what is there, then stop; "5 seconds" to keep running
 
 sources:
   orders:
     format: json                  # json, csv, parquet, xml, orc, kafka, rate or bursty
     path: landing
     schema: order_id bigint, customer_id bigint, amount double
-    malformed: dead-letter        # rows that are no such JSON; or: error, drop
+    malformed: dead-letter        # rows that are not JSON of the schema; or: error, drop
     dead_letter: {path: dead-letters}
 
 relations:
   customers:
-    path: relations/customers     # made when there is none
+    path: relations/customers     # built if it does not exist
     build:
       format: csv
       path: master/customers.csv
@@ -41,7 +41,7 @@ steps:
       relation: customers
       on: customer_id
       how: left
-      budget: 16MB                # the most memory the join may take, all shards together
+      budget: 16MB                # the maximum memory of the join, all shards together
   - with: {is_vip: "coalesce(segment = 'vip', false)"}
 
 sink:
@@ -64,19 +64,7 @@ _FILES = {
 
 
 def write_starter(directory: Path) -> list[str]:
-    """Write a starter project to a new or empty directory; gives the files' names.
-
-    Raises
-    ------
-    PlanError
-        If the directory has something in it, or cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> write_starter(Path(tempfile.mkdtemp()) / "shop")
-    ['pipeline.yaml', 'master/customers.csv', 'landing/orders-1.json']
-    """
+    """Write a starter project to a new or empty directory; return the names of the files."""
     if directory.is_dir() and any(directory.iterdir()):
         raise PlanError(f"{directory} is not empty.", hint="Name a new directory: dovetail init shop")
     try:

@@ -1,7 +1,5 @@
 """Stream batches from plain rows: with the code column that operators expect, cut at random places.
 
-Examples
---------
 >>> batches = stream_batches([{"k": 1, "t": "a"}, {"k": None, "t": "b"}], on="k")
 >>> batches[0].to_pylist()
 [{'__code': 1, 'k': 1, 't': 'a'}, {'__code': None, 'k': None, 't': 'b'}]
@@ -19,7 +17,7 @@ from dovetail.testing.rows import Row, canonical
 
 __all__ = ["CODE_COLUMN", "CodeOf", "colliding_code", "split_at_random", "stream_batches", "with_codes"]
 
-#: Gives a row's code, or ``None`` where its key has a NULL.
+#: Returns the code of a row, or ``None`` if its key has a NULL.
 CodeOf = Callable[[Row], int | None]
 
 
@@ -31,29 +29,12 @@ def stream_batches(
     max_batch_rows: int = 8,
     code_of: CodeOf | None = None,
 ) -> list[pa.RecordBatch]:
-    """Record batches of the rows in their order, each with its codes.
+    """Convert rows to record batches with codes, in order.
 
-    Parameters
-    ----------
-    rows
-        The stream, oldest first.
-    on
-        The join columns on the stream's side. Empty for a join without equality: there is no code column then.
-    schema
-        Types of the columns; needed where the rows do not tell (no row, or a column of NULLs only).
-    seed
-        Cut into batches of 0 to ``max_batch_rows`` rows at random, an empty batch now and then; ``None``
-        gives one batch.
-    max_batch_rows
-        Most rows of a batch that was cut.
-    code_of
-        The code of a row instead of the real one, such as `colliding_code`.
-
-    Examples
-    --------
-    >>> rows = [{"k": k} for k in range(10)]
-    >>> [batch.num_rows for batch in stream_batches(rows, on="k", seed=1, max_batch_rows=4)]
-    [1, 4, 0, 2, 0, 3]
+    Without join columns, for a join without equality, there is no code column. The schema is required if it cannot be
+    inferred (no rows, or a column with only NULLs). With a seed, the rows are cut at random into batches of 0 to
+    ``max_batch_rows`` rows; without one, they are a single batch. ``code_of`` replaces the real code, see
+    `colliding_code`.
     """
     whole = _record_batch(rows, schema)
     if on:
@@ -62,13 +43,7 @@ def stream_batches(
 
 
 def with_codes(batch: pa.RecordBatch, on: str | Sequence[str], code_of: CodeOf | None = None) -> pa.RecordBatch:
-    """The batch with its codes as an int64 column in front.
-
-    Examples
-    --------
-    >>> with_codes(pa.record_batch({"k": [5]}), on="k").column("__code").to_pylist()
-    [5]
-    """
+    """Add the codes as the first column, int64."""
     names = [on] if isinstance(on, str) else list(on)
     if code_of is None:
         codes = compute_codes(batch, names)
@@ -80,16 +55,9 @@ def with_codes(batch: pa.RecordBatch, on: str | Sequence[str], code_of: CodeOf |
 
 
 def split_at_random(batch: pa.RecordBatch, seed: int, max_batch_rows: int) -> list[pa.RecordBatch]:
-    """The batch cut into pieces of 0 to ``max_batch_rows`` rows; the same cuts for the same seed.
-
-    Examples
-    --------
-    >>> pieces = split_at_random(pa.record_batch({"k": list(range(5))}), seed=3, max_batch_rows=2)
-    >>> [piece.column("k").to_pylist() for piece in pieces]
-    [[], [0, 1], [2, 3], [], [4]]
-    """
+    """Cut the batch into pieces of 0 to ``max_batch_rows`` rows; the same cuts for the same seed."""
     if max_batch_rows < 1:
-        raise ValueError(f"max_batch_rows={max_batch_rows}: a batch has room for at least one row.")
+        raise ValueError(f"max_batch_rows={max_batch_rows}: it must be at least 1.")
     chance, pieces, start = random.Random(seed), [], 0
     while start < batch.num_rows:
         rows = chance.randint(0, max_batch_rows)
@@ -99,16 +67,9 @@ def split_at_random(batch: pa.RecordBatch, seed: int, max_batch_rows: int) -> li
 
 
 def colliding_code(on: str | Sequence[str], distinct_codes: int) -> CodeOf:
-    """Codes of which there are only a few, so that different keys share one.
+    """Codes with only a few distinct values, so that different keys share one.
 
-    Equal keys (by Spark's rules) have equal codes, as with real ones; matches must then be told from
-    collisions by the keys themselves.
-
-    Examples
-    --------
-    >>> code_of = colliding_code("k", distinct_codes=2)
-    >>> sorted({code_of({"k": k}) for k in "abcdefgh"}), code_of({"k": None})
-    ([0, 1], None)
+    Equal keys (by Spark's rules) have equal codes, like real codes. Collisions must be detected by comparing the keys.
     """
     names = [on] if isinstance(on, str) else list(on)
 
@@ -116,7 +77,7 @@ def colliding_code(on: str | Sequence[str], distinct_codes: int) -> CodeOf:
         values = [row[name] for name in names]
         if any(value is None for value in values):
             return None
-        # Adding 0.0 turns -0.0 into 0.0, which are one key.
+        # Adding 0.0 turns -0.0 into 0.0: both are the same key.
         same_zero = [value + 0.0 if isinstance(value, float) else value for value in values]
         return zlib.crc32(repr(canonical(same_zero)).encode()) % distinct_codes
 
@@ -125,5 +86,5 @@ def colliding_code(on: str | Sequence[str], distinct_codes: int) -> CodeOf:
 
 def _record_batch(rows: Sequence[Row], schema: pa.Schema | None) -> pa.RecordBatch:
     if not rows and schema is None:
-        raise ValueError("Without rows there is nothing to tell the columns by: pass schema=.")
+        raise ValueError("The columns cannot be inferred without rows: pass schema=.")
     return pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=schema)

@@ -1,13 +1,13 @@
-"""A small join that the tests of every operator share: some cities, and a stream that asks for them."""
+"""A small join shared by the tests of every operator: some cities, and a stream of requests for them."""
 
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from dovetail.errors import BudgetError
-from dovetail.memory import Budget
-from dovetail.operators import OPERATORS, JoinSpec, SemiStreamOperator
+from dovetail.core.errors import BudgetError
+from dovetail.core.memory import Budget
+from dovetail.joins import OPERATORS, JoinSpec, SemiStreamOperator
 from dovetail.testing.batches import stream_batches
 from dovetail.testing.shard import MemoryShard
 
@@ -41,12 +41,12 @@ STREAM_SCHEMA = pa.schema({"id": pa.int64(), "t": pa.int64()})
 
 
 def shard_of(rows: list[dict[str, Any]], schema: pa.Schema = CITY_SCHEMA) -> MemoryShard:
-    """Rows as a shard, by their id."""
+    """A shard of these rows, keyed by id."""
     return MemoryShard.of_rows(rows, schema, lambda row: row["id"])
 
 
 def spec_of(rows: list[dict[str, Any]], schema: pa.Schema = STREAM_SCHEMA, **options: Any) -> JoinSpec:
-    """A join of a stream with rows, by their id."""
+    """A join of a stream with these rows, by id."""
     options.setdefault("budget", Budget(50_000))
     options.setdefault("shard", shard_of(rows))
     options.setdefault("identity", {"relation": "cities", "version": 1, "shard": 0})
@@ -55,24 +55,24 @@ def spec_of(rows: list[dict[str, Any]], schema: pa.Schema = STREAM_SCHEMA, **opt
 
 
 def batch_of(rows: list[dict[str, Any]], schema: pa.Schema = STREAM_SCHEMA) -> pa.RecordBatch:
-    """Stream tuples as one batch, with their codes."""
+    """Stream tuples as one batch with codes."""
     (batch,) = stream_batches(rows, on="id", schema=schema)
     return batch
 
 
 def minimum_of(kind: str, spec: JoinSpec) -> int:
-    """The least budget of an operator, as its refusal of a smaller one names it."""
+    """The minimum budget of an operator, as named in its error for a smaller one."""
     minimum = None
     try:
         OPERATORS[kind](replace(spec, budget=Budget(1)))
     except BudgetError as refused:
         minimum = refused.minimum_bytes
-    assert minimum is not None, f"{kind} must refuse a budget of 1 byte and name the least."
+    assert minimum is not None, f"{kind} must refuse a budget of 1 byte and name the minimum."
     return minimum
 
 
 def state_of(operator: SemiStreamOperator) -> tuple[Any, ...]:
-    """Everything that an operator would save, to be compared before and after a refusal."""
+    """The full state of an operator, for comparison before and after a refused call."""
     saved = operator.snapshot()
     values = dict(saved.values)
     seconds = ("cpu_seconds", "disk_seconds")

@@ -1,19 +1,18 @@
 """Run any semi-stream join through a schedule of actions, and check it after each.
 
-The driver knows nothing of how an operator works. It holds every operator to the same promises:
+The driver treats the operator as a black box. It checks that every operator keeps the same promises:
 
-- ``size()`` never exceeds the budget, between two batches of one call included, and is the sum of ``sizes()``;
-- every tuple offered is matched, unmatched, shed or pending: the counters and ``pending`` agree with what the driver
-  offered, and ``output_rows`` with what it received;
-- counters only grow;
-- an iterator that is given up has delivered what it gave, and what it did not give comes later;
+- ``size()`` never exceeds the budget, also between two batches of one call, and is the sum of ``sizes()``;
+- every tuple submitted is matched, unmatched, shed or pending: the counters and ``pending`` agree with the tuples
+  submitted, and ``output_rows`` with the rows received;
+- counters never decrease;
+- closing an iterator early loses nothing: rows that it did not return come later;
 - nothing waits after ``drain``, and ``oldest`` is ``None`` exactly when nothing waits;
 - every output batch has the same schema;
-- ``snapshot`` changes nothing, and a fresh operator that restores it, read back from storage, has as much waiting as
-  the one it was taken of.
+- ``snapshot`` changes nothing, and a new operator that restores it from storage has the same number of tuples waiting.
 
-A promise that does not hold is an `AssertionError` whose message has the seed and the actions that led to it; so has a
-note on any error that the operator raises by itself.
+A broken promise is an `AssertionError` whose message has the seed and the actions so far. The same note is added to any
+error that the operator raises.
 
 Examples
 --------
@@ -40,8 +39,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dovetail.memory import Budget
-from dovetail.metrics import OperatorMetrics
+from dovetail.core.memory import Budget
+from dovetail.core.metrics import OperatorMetrics
 from dovetail.testing.batches import CODE_COLUMN
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.rows import Row, assert_same_groups, assert_same_rows, rows_of
@@ -52,7 +51,7 @@ __all__ = ["Action", "Drivable", "Driver", "drive", "random_schedule"]
 
 
 class Drivable(Protocol):
-    """What the driver asks of an operator; ``snapshot`` and ``restore`` only if the schedule does."""
+    """The interface of an operator that the driver uses; ``snapshot`` and ``restore`` only if the schedule does."""
 
     def offer(self, batch: pa.RecordBatch, /) -> Iterable[pa.RecordBatch]: ...
     def step(self) -> Iterable[pa.RecordBatch]: ...
@@ -79,37 +78,24 @@ def drive(
     measure_arrays: bool = False,
     borrowed: Sequence[Any] = (),
 ) -> list[pa.RecordBatch]:
-    """Run an operator through a schedule and give back its output.
+    """Run an operator through a schedule and return its output, in order.
 
     Parameters
     ----------
     operator
-        Fresh, or as the test has prepared it.
+        New, or prepared by the test.
     batches
         The stream, for ``("offer", number)``.
     schedule
         Actions; or a seed for `random_schedule`; or ``None``: offer everything, then drain.
     make_operator
-        Makes a fresh operator of the same kind, for ``("snapshot_restore",)``.
+        Creates a new operator of the same kind, for ``("snapshot_restore",)``.
     budget
-        What ``size()`` must stay within; by default the operator's own ``budget``, or that of its ``spec``,
-        asked anew each time.
-    expected
-        The rows that must come out, in any order, as `join_oracle` gives them.
-    expected_groups
-        The rows that must come out in stream order, as `join_oracle_by_tuple` gives them.
+        The limit of ``size()``; by default the operator's own ``budget``, or its ``spec``'s, read before each check.
+    expected, expected_groups
+        The expected rows, in any order and in stream order: results of `join_oracle` and `join_oracle_by_tuple`.
     measure_arrays, borrowed
-        Whether to hold ``size()`` against `held_array_bytes`, and what the operator holds but does not own
-        (its shard reader).
-
-    Returns
-    -------
-    list of RecordBatch
-        What came out, in order.
-
-    See Also
-    --------
-    Driver : The same, one action at a time.
+        Whether to compare ``size()`` with `held_array_bytes`; what the operator references but does not own.
     """
     seed = None
     if schedule is None:
@@ -137,24 +123,11 @@ def drive(
 
 
 class Driver:
-    """One operator under test, driven action by action.
+    """One operator under test, driven action by action; the parameters are those of `drive`.
 
-    Every action checks the operator's promises and gives back the rows that it emitted, so that a test reads
-    as a script: offer this, nothing comes out; step; that comes out.
-
-    Parameters
-    ----------
-    operator, batches, make_operator, budget, measure_arrays, borrowed
-        As for `drive`.
-    seed
-        Where the schedule came from, to be named in messages.
-
-    Attributes
-    ----------
-    operator
-        The operator; another one after a restore.
-    output
-        Every batch emitted so far.
+    Every action checks the operator's promises and returns the rows emitted, so that a test reads like a script: offer
+    a batch, expect nothing; step, expect these rows. ``operator`` is another one after a restore; ``output`` is every
+    batch emitted so far.
     """
 
     def __init__(
@@ -184,7 +157,6 @@ class Driver:
     # --- actions
 
     def run(self, schedule: Iterable[Action]) -> None:
-        """Carry out a schedule."""
         for action in schedule:
             match action:
                 case ("offer", int(number), *after):
@@ -203,15 +175,15 @@ class Driver:
                     raise ValueError(f"{action!r} is not an action.")
 
     def offer(self, batch: pa.RecordBatch, after: int | None = None) -> list[dict[str, Any]]:
-        """Offer a batch, perhaps giving up after so many batches of output; the rows that it led to."""
+        """Offer a batch. With ``after``, here and below, the iterator is closed after that many batches."""
         return self._offer(batch, describe_action(("offer", batch)), after)
 
     def step(self, after: int | None = None) -> list[dict[str, Any]]:
-        """One disk step, perhaps given up after so many batches; the rows that it led to."""
+        """Run one disk step."""
         return self._act(describe_action(("step",) if after is None else ("step", after)), self.operator.step, after)
 
     def drain(self, after: int | None = None) -> list[dict[str, Any]]:
-        """Step until nothing waits, or give up after so many batches; the rows that it led to."""
+        """Step until nothing waits."""
         rows = self._offer_rest()
         description = describe_action(("drain",) if after is None else ("drain", after))
         rows += self._act(description, self.operator.drain, after)
@@ -220,40 +192,40 @@ class Driver:
         return rows
 
     def call(self, change: Callable[[Any], object]) -> None:
-        """Change something about the operator: its w, its b, its budget."""
+        """Change a parameter of the operator: w, b, or the budget."""
         self._done.append(describe_action(("call", change)))
         with _Noted(self):
             change(self.operator)
         self._check()
 
     def snapshot_restore(self) -> None:
-        """Go on with a fresh operator that was given this one's snapshot."""
+        """Continue with a new operator that restored this one's snapshot."""
         self._done.append("snapshot_restore")
         if self._make_operator is None:
-            raise ValueError("snapshot_restore needs make_operator=, which makes a fresh operator.")
+            raise ValueError("snapshot_restore needs make_operator=, which creates a new operator.")
         before: Any = self.operator
         pending, metrics, sizes = before.pending, before.metrics.copy(), before.sizes()
         with _Noted(self):
             snapshot = before.snapshot()
         is_unchanged = (before.pending, before.metrics, before.sizes()) == (pending, metrics, sizes)
-        self._require(is_unchanged, "snapshot() changed the operator that it was taken of")
+        self._require(is_unchanged, "snapshot() changed the operator")
         fresh: Any = self._make_operator()
-        self._require(fresh is not before, "make_operator gave the operator that is to be replaced")
+        self._require(fresh is not before, "make_operator returned the operator that is to be replaced")
         with _Noted(self):
             fresh.restore(through_storage(snapshot))
-        self._require(fresh.pending == pending, f"{pending} tuples waited, {fresh.pending} do after restore")
+        self._require(fresh.pending == pending, f"{pending} tuples waited before restore, {fresh.pending} after")
         self.operator = fresh
         self._begin_accounting()
         self._check()
 
-    # --- what came out
+    # --- output
 
     def rows(self) -> list[dict[str, Any]]:
         """Every row emitted so far, in order, without the code column."""
         return rows_of(self.output, drop=[CODE_COLUMN])
 
     def history(self) -> str:
-        """The seed and the actions so far, on one line each."""
+        """The seed and the actions so far, one per line."""
         seed = "" if self._seed is None else f"seed={self._seed}\n"
         return f"{seed}actions: {', '.join(self._done) or 'none'}"
 
@@ -274,7 +246,7 @@ class Driver:
         return rows + self._received(emitted)
 
     def _offer_rest(self) -> list[dict[str, Any]]:
-        """Offer what was not accepted when the last offer was given up."""
+        """Offer the tuples that were not accepted because the last offer was closed early."""
         rest, self._rest = self._rest, None
         return [] if rest is None else self._offer(rest, "offer the rest")
 
@@ -285,14 +257,14 @@ class Driver:
         return self._received(self._take(act, after))
 
     def _take(self, act: Callable[[], Iterable[pa.RecordBatch]], after: int | None) -> list[pa.RecordBatch]:
-        """What an action gives, at most so many batches of it."""
+        """Run an action and return its output, at most ``after`` batches."""
         emitted: list[pa.RecordBatch] = []
         with _Noted(self):
             batches: Any = iter(act())
             for batch in batches:
                 emitted.append(batch)
                 self._emitted += batch.num_rows
-                # In the middle of a call counters may lag behind, but memory is promised at every moment.
+                # During a call counters may lag behind, but the memory limit holds at any time.
                 self._check_size()
                 if len(emitted) == after:
                     batches.close()
@@ -311,12 +283,12 @@ class Driver:
         return rows_of(emitted, drop=[CODE_COLUMN])
 
     def _begin_accounting(self) -> None:
-        """Take the operator's counters as they are: restored ones go on, fresh ones begin at nothing."""
+        """Start from the operator's current counters: a restore may keep them or reset them."""
         metrics = self.operator.metrics
         self._metrics_before = metrics.copy()
         self._tuples_in_before, self._output_rows_before = metrics.stream_tuples_in, metrics.output_rows
         self._offered = self._emitted = 0
-        # An operator whose counters began anew after a restore did not itself take in what it has waiting.
+        # An operator whose counters were reset by a restore has not counted its waiting tuples.
         self._inherited = self.operator.pending if metrics.stream_tuples_in == 0 else 0
 
     def _check(self) -> None:
@@ -371,7 +343,7 @@ class Driver:
 
 
 class _Noted:
-    """Adds the driver's history to an error that passes through."""
+    """Adds the driver's history to any error."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

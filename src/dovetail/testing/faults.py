@@ -1,13 +1,11 @@
-"""Kill a process at a named point, or at any moment, with SIGKILL.
+r"""Kill a process at a named point, or at a random time, with SIGKILL.
 
-The program under test runs in a process of its own; the test then looks at what it left on disk. Two ways to choose the
-moment, which find different defects: every fault point that the program passes (exact, repeatable, between the steps
-that the author thought of) and random moments (anywhere, inside a write included).
+The program under test runs in its own process; the test then inspects the files it left. There are two ways to choose
+the time, which find different defects: every fault point that the program reaches (exact, repeatable, between steps
+that the author thought of), and random times (anywhere, even inside a write).
 
-Examples
---------
 >>> program = python_program('''
-... from dovetail.faultpoints import fault_point
+... from dovetail.core.faultpoints import fault_point
 ... for number in range(2):
 ...     fault_point("example.step")
 ...     print("did", number, flush=True)
@@ -15,7 +13,7 @@ Examples
 >>> passages_of(program)
 [Passage(point='example.step', nth=1), Passage(point='example.step', nth=2)]
 >>> run_killed_at(program, Passage("example.step", 2)).stdout
-'did 0\\n'
+'did 0\n'
 """
 
 import importlib.util
@@ -26,13 +24,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import IO
 
-from dovetail.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
+from dovetail.core.faultpoints import FAULT_ORDERS_VARIABLE, FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
 
 __all__ = [
     "Ended",
@@ -45,6 +44,7 @@ __all__ = [
     "run_killed_after",
     "run_killed_at",
     "run_unharmed",
+    "running_driver",
 ]
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -53,13 +53,7 @@ _DRIVER_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """The n-th time, counted from 1, that a program passes a fault point.
-
-    Examples
-    --------
-    >>> str(Passage("relation.manifest.before", 2))
-    'relation.manifest.before:2'
-    """
+    """The n-th time, from 1, that a program reaches a fault point."""
 
     point: str
     nth: int
@@ -70,7 +64,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended, and what it had printed by then."""
+    """How a program ended, and its output until then."""
 
     returncode: int
     stdout: str
@@ -78,47 +72,27 @@ class Ended:
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended it."""
         return self.returncode == -signal.SIGKILL
 
 
 def python_program(source: str, *arguments: str) -> list[str]:
-    """The command line that runs this source in a fresh interpreter, ``arguments`` in its ``sys.argv[1:]``.
-
-    Examples
-    --------
-    >>> python_program("print(1)", "x")[1:]
-    ['-c', 'print(1)', 'x']
-    """
+    """The command line that runs this source in a new interpreter, with ``arguments`` in ``sys.argv[1:]``."""
     return [sys.executable, "-c", source, *arguments]
 
 
 def run_unharmed(
     command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Ended:
-    """Run a program to its end with no fault point armed; an `AssertionError` with its output if it fails.
-
-    Examples
-    --------
-    >>> run_unharmed(python_program("print('done')")).stdout
-    'done\\n'
-    """
+    """Run a program to its end with no fault point armed; an `AssertionError` with its output if it fails."""
     return _succeeded(command, _run(command, _environment(env, {}), timeout_s))
 
 
 def passages_of(
     command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[Passage]:
-    """Every passage of a fault point while the program runs to its end, in order; at each it can be killed.
+    """Every fault point that the program reaches while it runs to its end, in order.
 
-    Parameters
-    ----------
-    command
-        The program and its arguments. Run it again from the same start: it must pass the same points.
-    env
-        Environment variables on top of this process's own.
-    timeout_s
-        After so long the program is stopped and `subprocess.TimeoutExpired` raised.
+    It must reach the same points when run again from the same start.
     """
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "trace")
@@ -139,33 +113,22 @@ def run_killed_at(
     env: Mapping[str, str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Ended:
-    """Run a program that kills itself at this passage; an `AssertionError` if it ends in any other way.
+    """Run a program that kills itself at this passage; raise `AssertionError` if it ends in any other way.
 
-    A test that believes it has tested a crash, when nothing crashed, would be worse than none.
-
-    Examples
-    --------
-    >>> run_killed_at(python_program("print('done')"), Passage("example.never_passed", 1))
-    Traceback (most recent call last):
-    AssertionError: The program was to die at example.never_passed:1, but ended with 0.
-    stdout: done
-    stderr:
+    Otherwise a test could pass without any crash.
     """
     ended = _run(command, _environment(env, {FAULT_POINT_VARIABLE: str(passage)}), timeout_s)
     if not ended.was_killed:
-        raise AssertionError(f"The program was to die at {passage}, but ended with {ended.returncode}.{_said(ended)}")
+        raise AssertionError(
+            f"The program should have died at {passage}, but ended with {ended.returncode}.{_said(ended)}"
+        )
     return ended
 
 
 def run_killed_after(command: Sequence[str], delay_s: float, env: Mapping[str, str] | None = None) -> Ended:
-    """Run a program and kill it, with all its children, after a time; it may be done before, see `Ended.was_killed`.
+    """Run a program and kill it, with all its children, after a delay; it may end earlier, see `Ended.was_killed`.
 
-    A program that fails by itself before that is an `AssertionError` with its output.
-
-    Examples
-    --------
-    >>> run_killed_after(python_program("import time; time.sleep(60)"), delay_s=0.01).was_killed
-    True
+    If the program fails by itself before, `AssertionError` is raised with its output.
     """
     try:
         return _succeeded(command, _run(command, _environment(env, {}), delay_s))
@@ -178,7 +141,7 @@ def run_killed_after(command: Sequence[str], delay_s: float, env: Mapping[str, s
 
 
 def load_program(path: Path) -> ModuleType:
-    """A program as a module, for what it knows of its own input; its ``main`` is not called."""
+    """Load a program as a module, without calling its ``main``."""
     spec = importlib.util.spec_from_file_location(f"dovetail_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -194,71 +157,58 @@ def run_driver(
     kill_after_s: float | None = None,
     while_running: Callable[[], None] | None = None,
 ) -> int:
-    """Run a driver of Spark's, kill what is left of it, and give its exit code, or minus the signal that ended it.
+    """Run a Spark driver, kill its remaining processes, and return its exit code, or minus the signal that ended it.
 
-    Parameters
-    ----------
-    command
-        The program and its arguments.
-    log
-        The file that what it prints is appended to.
-    point
-        A fault point, or ``point:n``, at which the driver or one of its workers dies; None: nowhere.
-    kill_after_s
-        After so long it is killed; None: it may take a quarter of an hour.
-    while_running
-        Called once it runs; the time until it is killed counts from its return.
-
-    Examples
-    --------
-    >>> run_driver(python_program("raise SystemExit(3)"), Path(os.devnull))
-    3
+    Its output is appended to ``log``. The driver or one of its workers dies at ``point``, a fault point or ``point:n``.
+    It is killed ``kill_after_s`` seconds after ``while_running`` has returned; None: after a quarter of an hour.
     """
-    spark = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-    # What is tested is the protocol: a worker that need not load compiled code starts sooner.
-    spark["NUMBA_DISABLE_JIT"] = "1"
     armed = {} if point is None else {FAULT_POINT_VARIABLE: point}
+    with running_driver(command, log, armed) as process:
+        try:
+            if while_running is not None:
+                while_running()
+            return process.wait(_DRIVER_TIMEOUT_S if kill_after_s is None else kill_after_s)
+        except subprocess.TimeoutExpired:
+            if kill_after_s is None:
+                raise
+            return -signal.SIGKILL
+
+
+@contextmanager
+def running_driver(
+    command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a Spark driver whose output goes to a log; at the end of the block its remaining processes are killed."""
+    spark = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    # The test is about the protocol: without compiled code workers start faster.
+    spark["NUMBA_DISABLE_JIT"] = "1"
     with open(log, "ab") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=_environment(spark, armed),
+            env=_environment(spark, env or {}),
             start_new_session=True,
         )
     try:
-        if while_running is not None:
-            while_running()
-        return process.wait(_DRIVER_TIMEOUT_S if kill_after_s is None else kill_after_s)
-    except subprocess.TimeoutExpired:
-        if kill_after_s is None:
-            raise
-        return -signal.SIGKILL
+        yield process
     finally:
-        # The group that was started here: the driver, if it lives, and its JVM. The workers end with that.
+        # The process group started here: the driver, if it lives, and its JVM. The workers end with the JVM.
         _kill_session(process.pid)
         process.wait()
 
 
 def random_moments(seed: int, rounds: int, up_to_s: float) -> list[float]:
-    """Delays for `run_killed_after`, spread evenly over the time that an unharmed run takes.
-
-    One in each equal part of the time, at a random place there: so no part of the run is spared.
-
-    Examples
-    --------
-    >>> [int(moment) for moment in random_moments(seed=1, rounds=4, up_to_s=4.0)]
-    [0, 1, 2, 3]
-    """
+    """Delays for `run_killed_after`: one at a random time in each equal part of the duration."""
     chance = random.Random(seed)
     return [(part + chance.random()) * up_to_s / rounds for part in range(rounds)]
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Ended:
-    # Files, not pipes: a child that outlives the program would keep a pipe open, and us waiting for its end.
+    # Files, not pipes: a child that outlives the program would keep a pipe open and block us.
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        # A session of its own, so that the program's children can be ended with it and none outlives the test.
+        # A separate session, so that the program's children can be killed with it.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -288,14 +238,13 @@ def _kill_session(leader_pid: int) -> None:
     try:
         os.killpg(leader_pid, signal.SIGKILL)
     except ProcessLookupError:
-        # Nobody is left, which is what was wanted.
+        # No process is left.
         return
 
 
 def _environment(extra: Mapping[str, str] | None, armed: Mapping[str, str]) -> dict[str, str]:
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in (FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE)
-    }
+    disarmed = (FAULT_ORDERS_VARIABLE, FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE)
+    inherited = {name: value for name, value in os.environ.items() if name not in disarmed}
     return inherited | dict(extra or {}) | dict(armed)
 
 

@@ -1,13 +1,4 @@
-"""What an object really holds: the bytes of every array and buffer that can be reached from it.
-
-An operator's ``size()`` is its own claim; this is the independent measurement that the claim is held against.
-
-Examples
---------
->>> import numpy as np
->>> held_array_bytes({"codes": np.zeros(10, np.int64), "part": np.zeros(100, np.int8)[:1]})
-180
-"""
+"""The memory that an object holds, measured independently of an operator's ``size()``."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -23,21 +14,12 @@ _NOT_HELD = (str, bytes, int, float, type, ModuleType, FunctionType, BuiltinFunc
 
 
 def held_array_bytes(root: Any, exclude: Iterable[Any] = ()) -> int:
-    """Bytes of all numpy arrays and Arrow buffers reachable from an object, each memory counted once.
+    """Bytes of all numpy arrays and Arrow buffers reachable from an object, each buffer counted once.
 
-    A view counts with all the memory that it keeps alive, which is the point: a one-row slice of a large
-    batch holds the large batch. Python objects themselves (dicts, lists, ints) are not counted, nor anything
-    a C extension hides.
+    A view counts with all the memory that it keeps alive: a one-row slice of a large batch holds the large batch.
+    Python objects themselves (dicts, lists, ints) are not counted, nor anything hidden in a C extension. ``exclude``
+    are objects to skip, such as the shard reader that an operator borrows.
 
-    Parameters
-    ----------
-    root
-        Where to start: an operator, a container of arrays.
-    exclude
-        Objects not to enter, such as the shard reader that an operator borrows.
-
-    Examples
-    --------
     >>> batch = pa.record_batch({"k": pa.array(range(1000), pa.int64())})
     >>> held_array_bytes([batch, batch.slice(5, 1)])
     8000
@@ -46,7 +28,7 @@ def held_array_bytes(root: Any, exclude: Iterable[Any] = ()) -> int:
     """
     bytes_by_address: dict[int, int] = {}
     seen = {id(item) for item in exclude}
-    # Keeps every visited object alive: a freed temporary's id could otherwise be taken for a visited one.
+    # Keep every visited object alive, so that the id of a freed temporary is not mistaken for a visited object.
     visited: list[Any] = []
     waiting = [root]
     while waiting:
@@ -62,7 +44,7 @@ def held_array_bytes(root: Any, exclude: Iterable[Any] = ()) -> int:
 
 
 def _memory_of(item: Any) -> Iterator[tuple[int, int]]:
-    """Address and size of the memory that this very object owns or is the last to know the owner of."""
+    """Address and size of the memory that this object owns, or whose owner only it knows."""
     if isinstance(item, np.ndarray) and item.base is None:
         yield item.__array_interface__["data"][0], item.nbytes
     elif isinstance(item, pa.Buffer):
@@ -73,7 +55,7 @@ def _memory_of(item: Any) -> Iterator[tuple[int, int]]:
 
 def _parts_of(item: Any) -> Collection[Any]:
     if isinstance(item, np.ndarray):
-        # A view leads to its owner; one of a mapped file leads to no array, and costs no memory of its own.
+        # A view leads to its owner. A view of a mapped file leads to no array and takes no memory.
         return [item.base] if item.dtype != object else [item.base, *item.flat]
     if isinstance(item, memoryview):
         return [item.obj]

@@ -1,16 +1,9 @@
-"""Hypothesis strategies for streams of some hundred tuples: long enough for a cache to fill, hit, and evict.
+"""Hypothesis strategies for streams of several hundred tuples: long enough for a cache to fill, hit, and evict.
 
-Only a seed and a few numbers are drawn, and the rows follow from them: a stream of 900 tuples costs no more to draw
-than one of nine. What the short cases of `dovetail.testing.strategies` hold in every example, these hold in some: keys
-that collide or are missing, NULLs, one join value with very many rows, rows far longer than the mean, relations of
-several segments with deleted rows, on fast and slow disks that are only simulated.
-
-Examples
---------
->>> from hypothesis import find
->>> case = find(long_cases(), lambda case: case.how_many_segments > 1)
->>> 400 <= len(case.stream_rows) <= 900, case.shard().num_segments > 1
-(True, True)
+Only a seed and a few numbers are drawn, and the rows are derived from them: a stream of 900 tuples costs no more to
+draw than one of nine. Some examples have what the short cases of `dovetail.testing.strategies` always have: keys that
+collide or are missing, NULLs, a join value with very many rows, rows far longer than the mean, relations of several
+segments with deleted rows, on fast and slow simulated disks.
 """
 
 import random
@@ -22,8 +15,6 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from dovetail.relation.io import Disk, SimulatedDisk
-from dovetail.relation.keys import compute_codes
-from dovetail.testing.batches import colliding_code
 from dovetail.testing.oracle import Condition, JoinType
 from dovetail.testing.shard import MemoryShard
 from dovetail.testing.strategies import JoinCase
@@ -36,21 +27,11 @@ _RELATION_COLUMNS = [("v", pa.string()), ("low", pa.int64()), ("high", pa.int64(
 
 @dataclass(frozen=True, repr=False)
 class LongCase(JoinCase):
-    """A long stream, and a relation of several segments with deleted rows.
+    """A long stream, and a relation of several segments with deleted rows."""
 
-    Attributes
-    ----------
-    deleted
-        Numbers of relation rows that are deleted.
-    how_many_segments
-        Row i is in segment i modulo this.
-    disk_kind
-        ``"none"``, ``"fast"`` or ``"slow"``.
-    """
-
-    deleted: frozenset[int] = frozenset()
-    how_many_segments: int = 1
-    disk_kind: str = "none"
+    deleted: frozenset[int] = frozenset()  # numbers of relation rows
+    how_many_segments: int = 1  # row i is in segment i modulo this
+    disk_kind: str = "none"  # or "fast" or "slow"
 
     def __repr__(self) -> str:
         rows = (
@@ -65,20 +46,20 @@ class LongCase(JoinCase):
         printer.text(repr(self))
 
     def shard(self, columns: Sequence[str] | None = None) -> MemoryShard:
-        """The relation as a shard in memory."""
-        table = self.relation_table()
-        if self.distinct_codes is None:
-            codes = compute_codes(table, self.relation_key).to_pylist()
-        else:
-            code_of = colliding_code(self.relation_key, self.distinct_codes)
-            codes = [code_of(row) for row in self.relation_rows]
+        codes = self.relation_codes()
         segments = [row % self.how_many_segments for row in range(len(codes))]
         return MemoryShard(
-            table, codes, columns, self.deleted, segments=segments, disk=self.disk(), batch_rows=self.batch_rows
+            self.relation_table(),
+            codes,
+            columns,
+            self.deleted,
+            segments=segments,
+            disk=self.disk(),
+            batch_rows=self.batch_rows,
         )
 
     def disk(self) -> Disk | None:
-        """A disk of its own that nobody waits for; None where pages are in memory."""
+        """A new simulated disk without real delays; None if pages are in memory."""
         if self.disk_kind == "none":
             return None
         if self.disk_kind == "fast":
@@ -86,24 +67,23 @@ class LongCase(JoinCase):
         return SimulatedDisk(1e4, 1e-3, virtual=True)
 
     def live_rows(self) -> list[dict[str, Any]]:
-        """The relation's rows without those that are deleted."""
         return [row for number, row in enumerate(self.relation_rows) if number not in self.deleted]
 
     def live_case(self, stream_rows: list[dict[str, Any]] | None = None) -> JoinCase:
-        """The same join for the oracle: of all or some of the stream's rows, with rows that are not deleted."""
+        """The same join for the oracle: all or some of the stream's rows, with the rows that are not deleted."""
         rows = self.stream_rows if stream_rows is None else stream_rows
         return JoinCase(rows, self.live_rows(), self.stream_schema, self.relation_schema, self.on, self.distinct_codes)
 
     def expected(
         self, how: JoinType, condition: Condition | None = None, select: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """What the oracle says of the rows that are not deleted."""
+        """The oracle's result, without deleted rows."""
         return self.live_case().expected(how, condition, select)
 
     def expected_groups(
         self, how: JoinType, condition: Condition | None = None, select: Sequence[str] | None = None
     ) -> list[list[dict[str, Any]]]:
-        """What the oracle says of the rows that are not deleted, in stream order."""
+        """The oracle's result, without deleted rows, in stream order."""
         return self.live_case().expected_groups(how, condition, select)
 
 

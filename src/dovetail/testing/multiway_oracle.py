@@ -1,13 +1,12 @@
-"""What a join of many inputs must give, computed from scratch in the plainest way.
+"""The expected result of a multi-way join, computed naively.
 
-Rows are dicts. Inputs are bound one after the other; a row is taken where it agrees with all rows bound so far. The
-rules are Spark's: NULL equals nothing, NaN equals NaN, -0.0 equals 0.0. A window is pairwise: the latest and the
-earliest time of a combination are at most so far apart, and a NULL time is in no window. A left join keeps the rows of
-its driving input that are in no complete combination. Output columns: one per set of columns made equal, named and
-valued as the first input that has it, then all others; of an unmatched row, those that its own input has.
+Rows are dicts. Inputs are bound one after the other; a row is used if it agrees with all rows bound so far. The rules
+are Spark's: NULL equals nothing, NaN equals NaN, -0.0 equals 0.0. A window is pairwise: the latest and the earliest
+time of a combination are at most the width apart, and a NULL time is in no window; a bound is on the difference of two
+times. A left join keeps the rows of its driving input that are in no complete combination. Output columns: one per set
+of equal columns, with the name and value of the first input that has it, then all others; for an unmatched row, those
+of its own input.
 
-Examples
---------
 >>> inputs = {"a": [{"k": 1, "x": 10}], "b": [{"id": 1, "y": 20}, {"id": 2, "y": 21}]}
 >>> multiway_oracle(inputs, [(("a", "k"), ("b", "id"))])
 [{'k': 1, 'x': 10, 'y': 20}]
@@ -15,7 +14,7 @@ Examples
 [{'k': 2, 'x': None, 'y': 21}]
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from dovetail.testing.rows import Row
@@ -23,6 +22,7 @@ from dovetail.testing.rows import Row
 __all__ = ["MultiJoinType", "multiway_oracle"]
 
 Column = tuple[str, str]
+PairTest = tuple[str, str, Callable[[Row, Row], bool]]
 MultiJoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
@@ -34,40 +34,38 @@ def multiway_oracle(
     times: Mapping[str, str] | None = None,
     width: int | None = None,
     columns: Mapping[str, Sequence[str]] | None = None,
+    conditions: Sequence[PairTest] = (),
 ) -> list[dict[str, Any]]:
-    """Join lists of rows, from scratch.
+    """Join lists of rows naively.
 
-    Parameters
-    ----------
-    inputs
-        The rows of each input.
-    equalities
-        Pairs of columns that must be equal, each ``(input, column)``.
-    how, driving
-        The join type; the preserved input of a left join, the first if not given.
-    times, width
-        The time column of each input, and the greatest distance of two times.
-    columns
-        The columns of each input; needed where an input has no row to show them.
+    ``equalities`` are pairs of ``(input, column)``. ``driving`` is the preserved input of a left join, by default the
+    first. ``times`` is the time column of each input, ``width`` the maximum distance of two times. ``columns`` are the
+    columns of each input, required if an input has no rows. ``conditions`` are two inputs and a function of their rows:
+    a complete combination is used if it satisfies all of them. With ``times`` but no ``width``, a NULL time still
+    matches nothing.
     """
     names = list(inputs)
     shown = {name: list(columns[name]) if columns else list(rows[0] if rows else ()) for name, rows in inputs.items()}
     classes = _classes(equalities)
-    combinations = list(_combinations(inputs, names, classes, times, width))
+    combinations = [
+        found
+        for found in _combinations(inputs, names, classes, times, width)
+        if all(test(inputs[a][found[a]], inputs[b][found[b]]) for a, b, test in conditions)
+    ]
     matched = {name: {combination[name] for combination in combinations} for name in names}
     if how in ("semi", "anti"):
         rows = [row for number, row in enumerate(inputs[names[0]]) if (number in matched[names[0]]) == (how == "semi")]
-        return [_put_out({names[0]: row}, names[:1], shown, classes) for row in rows]
-    result = [_put_out({n: inputs[n][c[n]] for n in names}, names, shown, classes) for c in combinations]
+        return [_output_row({names[0]: row}, names[:1], shown, classes) for row in rows]
+    result = [_output_row({n: inputs[n][c[n]] for n in names}, names, shown, classes) for c in combinations]
     kept = {"left": [driving or names[0]], "right": names[1:2], "full": names[:2]}.get(how, [])
     for name in kept:
         unmatched = [row for number, row in enumerate(inputs[name]) if number not in matched[name]]
-        result += [_put_out({name: row}, names, shown, classes) for row in unmatched]
+        result += [_output_row({name: row}, names, shown, classes) for row in unmatched]
     return result
 
 
 def _classes(equalities: Sequence[tuple[Column, Column]]) -> list[list[Column]]:
-    """Sets of columns that must be equal, by repeated merging."""
+    """Sets of equal columns, by repeated merging."""
     classes: list[list[Column]] = []
     for left, right in equalities:
         touched = [c for c in classes if left in c or right in c]
@@ -84,7 +82,7 @@ def _combinations(
     times: Mapping[str, str] | None,
     width: int | None,
 ) -> Iterator[dict[str, int]]:
-    """Numbers of rows, one of each input, that agree."""
+    """Row numbers, one per input, of rows that agree."""
     order = [names[0]]
     while len(order) < len(names):
         order.append(next(n for n in names if n not in order and _links(classes, order, n)))
@@ -125,13 +123,13 @@ def _links(classes: Sequence[Sequence[Column]], bound: Sequence[str], name: str)
 def _is_within(
     bound: Mapping[str, int], inputs: Mapping[str, Sequence[Row]], times: Mapping[str, str] | None, width: int | None
 ) -> bool:
-    if times is None or width is None:
+    if times is None:
         return True
     moments = [inputs[name][number][times[name]] for name, number in bound.items()]
-    return None not in moments and max(moments) - min(moments) <= width
+    return None not in moments and (width is None or max(moments) - min(moments) <= width)
 
 
-def _put_out(
+def _output_row(
     rows: Mapping[str, Row],
     names: Sequence[str],
     shown: Mapping[str, Sequence[str]],

@@ -1,18 +1,17 @@
-"""What a join must give, computed from scratch in the plainest way.
+"""The expected result of a join, computed naively.
 
-No Arrow, no numpy, no cleverness: rows are dicts, and every stream row is compared with the relation rows of
-its key. The rules are those of Spark's equi-join:
+No Arrow, no numpy: rows are dicts, and every stream row is compared with the relation rows of its key. The rules are
+those of Spark's equi-join:
 
 - NULL matches nothing, not even NULL; a composite key with a NULL in it matches nothing;
-- NaN equals NaN; -0.0 equals 0.0; both sides' keys are of one type, as Spark makes them before it joins;
+- NaN equals NaN; -0.0 equals 0.0; the keys of both sides have the same type, as Spark casts them before joining;
 - ``left`` and ``anti`` still emit a stream row whose key has a NULL;
-- a condition that gives NULL (``None``) is no match;
+- a condition that is NULL (``None``) is not a match;
 - output columns: the join columns once, with the stream's names and values, then the stream's others, then the
-  relation's others. ``semi`` and ``anti`` give the stream's columns only, the join columns first.
+  relation's others. ``semi`` and ``anti`` return only the stream's columns, join columns first.
 
-Supported: inner, left, semi and anti joins; equality on one or several columns, a condition on top of it, or
-a condition alone. Not supported: right and full joins; columns other than join columns that both sides name
-alike.
+Supported: inner, left, semi and anti joins; equality on one or several columns, an additional condition, or only a
+condition. Not supported: right and full joins; columns with the same name on both sides, other than join columns.
 
 Examples
 --------
@@ -44,9 +43,9 @@ __all__ = [
 ]
 
 JoinType = Literal["inner", "left", "semi", "anti"]
-#: One name, or several; a pair is (the stream's name, the relation's name).
+#: One name, or several; a pair is (stream name, relation name).
 KeyNames = str | Sequence[str | tuple[str, str]]
-#: Says whether a stream row and a relation row match; ``None`` is SQL's NULL.
+#: Returns whether a stream row and a relation row match; ``None`` is SQL's NULL.
 Condition = Callable[[Row, Row], bool | None]
 
 
@@ -59,37 +58,22 @@ def join_oracle(
     equi: bool = True,
     select: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Join two lists of rows, from scratch.
+    """Join two lists of rows naively: in stream order, the matches of one stream row in relation order.
 
     Parameters
     ----------
     stream_rows, relation_rows
         The rows; each list has the same columns in every row.
     on
-        The join columns; a pair where the two sides name them differently. Empty only with ``equi=False``.
+        The join columns; a pair if the two sides have different names. Empty only with ``equi=False``.
     how
         ``"inner"``, ``"left"``, ``"semi"`` or ``"anti"``.
     condition
-        Further condition on (stream row, relation row); with ``equi=False`` the only one.
+        Additional condition on (stream row, relation row); with ``equi=False`` the only one.
     equi
-        Whether there is an equality condition at all.
+        Whether there is an equality condition.
     select
-        The relation's columns to put out; needed for a left join with a relation that has no row to show
-        them.
-
-    Returns
-    -------
-    list of dict
-        In stream order; the matches of one stream row in the relation's order.
-
-    Examples
-    --------
-    >>> join_oracle([{"id": 1, "ts": 5}], [{"k": 1, "since": 3}, {"k": 1, "since": 7}], on=[("id", "k")],
-    ...             condition=lambda s, r: r["since"] <= s["ts"])
-    [{'id': 1, 'ts': 5, 'since': 3}]
-    >>> join_oracle([{"x": 4}], [{"lo": 0, "hi": 3}, {"lo": 4, "hi": 9}], equi=False,
-    ...             condition=lambda s, r: r["lo"] <= s["x"] <= r["hi"])
-    [{'x': 4, 'lo': 4, 'hi': 9}]
+        The relation's columns to return; required for a left join with an empty relation.
     """
     groups = join_oracle_by_tuple(stream_rows, relation_rows, on, how, condition, equi, select)
     return [row for group in groups for row in group]
@@ -104,23 +88,15 @@ def join_oracle_by_tuple(
     equi: bool = True,
     select: Sequence[str] | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Join as `join_oracle` does, but keep apart what each stream row gives.
-
-    That is what an ordered join is compared with, by `assert_same_groups`.
-
-    Examples
-    --------
-    >>> join_oracle_by_tuple([{"k": 1}, {"k": 2}], [{"k": 1, "v": 10}, {"k": 1, "v": 11}], on="k")
-    [[{'k': 1, 'v': 10}, {'k': 1, 'v': 11}], []]
-    """
+    """Join like `join_oracle`, but return one list per stream row, for `assert_same_groups`."""
     if how not in get_args(JoinType):
-        raise ValueError(f"how={how!r} is none of {', '.join(get_args(JoinType))}.")
+        raise ValueError(f"how={how!r} must be one of {', '.join(get_args(JoinType))}.")
     stream_keys, relation_keys = _names_per_side(on)
     if equi and not stream_keys:
         raise ValueError("An equi-join needs join columns: pass on=, or equi=False.")
     if not equi and (stream_keys or condition is None):
-        raise ValueError("A join without equality has a condition and no join columns.")
-    other_columns = _relation_columns_put_out(relation_rows, relation_keys, how, select)
+        raise ValueError("A join without equality needs a condition and no join columns.")
+    other_columns = _emitted_columns(relation_rows, relation_keys, how, select)
     for name in other_columns if how in ("inner", "left") else ():
         if stream_rows and name in stream_rows[0]:
             raise ValueError(f"Both sides have a column {name!r}; rename one.")
@@ -160,27 +136,26 @@ def _names_per_side(on: KeyNames) -> tuple[list[str], list[str]]:
     return [stream_name for stream_name, _ in pairs], [relation_name for _, relation_name in pairs]
 
 
-def _relation_columns_put_out(
+def _emitted_columns(
     relation_rows: Sequence[Row], relation_keys: Sequence[str], how: JoinType, select: Sequence[str] | None
 ) -> list[str]:
     if select is None and not relation_rows and how == "left":
-        raise ValueError("An empty relation does not show its columns, which a left join puts out: pass select=.")
+        raise ValueError("The columns of an empty relation are unknown, but a left join returns them: pass select=.")
     columns = list(relation_rows[0]) if select is None and relation_rows else list(select or ())
     return [name for name in columns if name not in relation_keys]
 
 
 class _NotANumber:
-    """Stands for every NaN in a key: Python's own are not even equal to themselves."""
+    """Represents every NaN in a key, because Python's NaN is not equal to itself."""
 
 
 _NAN = _NotANumber()
 
 
 def _join_key(row: Row, names: Sequence[str]) -> Hashable:
-    """The row's key as something that Python compares as Spark would; ``None`` if it has a NULL in it.
+    """The row's key as a value that Python compares like Spark; ``None`` if it has a NULL.
 
-    Without names every row has the same key, so every pair is a candidate. Python's own 0.0 == -0.0 is
-    Spark's rule.
+    Without names every row has the same key, so every pair is a candidate. 0.0 == -0.0 in Python, as in Spark.
     """
     values = [row[name] for name in names]
     if any(value is None for value in values):
@@ -190,5 +165,5 @@ def _join_key(row: Row, names: Sequence[str]) -> Hashable:
 
 def _is_true(verdict: bool | None) -> bool:
     if verdict is not None and not isinstance(verdict, bool):
-        raise TypeError(f"A condition gives True, False or None, not {verdict!r}.")
+        raise TypeError(f"A condition must return True, False or None, not {verdict!r}.")
     return verdict is True

@@ -1,4 +1,4 @@
-"""Schedules: which action comes when, in a test of a semi-stream join.
+"""Schedules: sequences of actions in a test of a semi-stream join.
 
 A schedule is a list of actions, each a tuple whose first item names it:
 
@@ -8,10 +8,10 @@ action                         what the driver does
 ``("offer", batch)``           offers a batch, or the one with this number among the driver's batches
 ``("step",)``                  one disk step
 ``("drain",)``                 steps until nothing waits
-``(..., after)``               one of these three, whose iterator is given up after so many batches; what of an offered
-                               batch was not accepted is offered before the next offer or drain
-``("snapshot_restore",)``      takes a snapshot, makes a fresh operator, restores it there, goes on with that
-``("call", fn)``               calls ``fn(operator)``: changes w, b or the budget in mid-flight
+``(..., after)``               one of these three, but the iterator is closed after ``after`` batches; the part of an
+                               offered batch that was not accepted is offered before the next offer or drain
+``("snapshot_restore",)``      takes a snapshot, restores it in a new operator, and continues with that
+``("call", fn)``               calls ``fn(operator)``: changes w, b or the budget
 =============================  ======================================================================================
 
 Examples
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 __all__ = ["Action", "Call", "describe_action", "random_schedule"]
 
-#: Changes something about an operator in mid-flight.
+#: Changes a parameter of a running operator.
 Call = Callable[[Any], object]
 
 Action = (
@@ -49,33 +49,23 @@ def random_schedule(
     mean_actions_between: float = 1.5,
     give_ups: bool = False,
 ) -> list[Action]:
-    """Offer all batches in order with other actions in between, and drain at the end.
+    """Offer all batches in order with other actions in between, and drain at the end; the same for the same seed.
 
     Parameters
     ----------
-    seed
-        The same seed gives the same schedule.
-    n_batches
-        How many batches there are to offer.
     snapshots
-        Whether to snapshot and restore now and then; that needs a driver that can make a fresh operator.
+        Whether to snapshot and restore sometimes; needs a driver that can create a new operator.
     calls
-        Changes to make in mid-flight, each any number of times.
+        Changes to make, each any number of times.
     mean_actions_between
-        How many actions come between two offers, on average. 0 offers everything at once.
+        The mean number of actions between two offers. 0 offers everything at once.
     give_ups
-        Whether every third iterator or so is given up after a few batches.
-
-    Examples
-    --------
-    >>> schedule = random_schedule(seed=7, n_batches=20)
-    >>> [action[1] for action in schedule if action[0] == "offer"] == list(range(20)), schedule[-1]
-    (True, ('drain',))
+        Whether to close about every third iterator after a few batches.
     """
     chance = random.Random(seed)
     go_on = mean_actions_between / (1 + mean_actions_between)
     schedule: list[Action] = []
-    # One round more than there are batches: actions come before the first offer, too.
+    # One round more than batches, for actions before the first offer.
     for number in range(n_batches + 1):
         while chance.random() < go_on:
             schedule.append(_perhaps_given_up(_random_action(chance, snapshots, calls), chance, give_ups))
@@ -86,14 +76,10 @@ def random_schedule(
 
 
 def describe_action(action: Action) -> str:
-    """The action in a few words, for messages.
+    """Describe the action in a few words, for messages.
 
-    Examples
-    --------
-    >>> describe_action(("offer", 3)), describe_action(("step",)), describe_action(("call", len))
-    ('offer 3', 'step', 'call len')
-    >>> describe_action(("drain", 2))
-    'drain, given up after 2'
+    >>> describe_action(("offer", 3)), describe_action(("call", len)), describe_action(("drain", 2))
+    ('offer 3', 'call len', 'drain, given up after 2')
     """
     match action:
         case ("offer", batch, int(after)):

@@ -1,4 +1,4 @@
-"""A local Spark for tests, examples and benchmarks: this process, loopback only, no pages, no chatter."""
+"""A local Spark for tests, examples and benchmarks: in this process, loopback only, no web UI, no log output."""
 
 import os
 import sys
@@ -23,28 +23,22 @@ SHORT_LIVED = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.log.level": "OFF",
 }
-"""For a Spark that lives for seconds, and may be killed: what it spends on compiling well it never gets back."""
+"""For a Spark that lives for seconds and may be killed: optimizing compilers would not pay off."""
 
 
 def local_session(
     scratch: Path | None = None, settings: Mapping[str, str] | None = None, master: str = "local[2]"
 ) -> "SparkSession":
-    """Start Spark, or take the session that this process has.
+    """Start Spark, or return the existing session of this process.
 
-    Parameters
-    ----------
-    scratch : Path, optional
-        Where Spark keeps its shuffle files and its warehouse; else where it keeps them by itself.
-    settings : Mapping, optional
-        Further settings, which win over the ones made here.
-    master : str
-        Two cores of this process unless said otherwise.
+    ``scratch`` is the directory of Spark's shuffle files and warehouse; default: Spark's own. ``settings`` override the
+    ones made here.
     """
-    # Here, since the other modules of the harness are for those who have no Spark, too.
+    # Imported here, because the rest of the harness works without Spark.
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # The workers import Dovetail, so they must be this interpreter and no other that the PATH has.
+    # The workers import Dovetail, so they must use this interpreter, not another one on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     places = (
         {}

@@ -1,8 +1,8 @@
-"""A relation's shard in memory, with codes of the test's choosing.
+"""A relation's shard in memory, with codes chosen by the test.
 
-It offers operators what `dovetail.relation.ShardReader` does, needs no disk, and is stricter: a block's rows are wiped
-when the next block is read, as a real reader's buffer is filled anew, so an operator that keeps a view of one finds
-zeros. Codes may collide as a test likes, rows may be marked deleted.
+It has the interface of `dovetail.relation.ShardReader`, needs no disk, and is stricter: the rows of a block are wiped
+when the next block is read, as the buffer of a real reader is overwritten, so an operator that keeps a view of a block
+finds zeros. Codes may collide, and rows may be marked deleted.
 
 Examples
 --------
@@ -26,10 +26,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.relation.format import ShardStats
 from dovetail.relation.io import Disk
+from dovetail.relation.widths import fixed_row_bytes, row_widths, widest_row
 from dovetail.testing.batches import CodeOf
 from dovetail.testing.rows import Row
 
@@ -40,7 +41,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MemoryBlock:
-    """The live rows at positions ``[start, stop)`` and their codes; the rows are good until the next block is read."""
+    """The live rows at positions ``[start, stop)`` and their codes; valid until the next block is read."""
 
     start: int
     stop: int
@@ -49,40 +50,31 @@ class MemoryBlock:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows and their codes."""
         return int(self.rows.nbytes) + self.codes.nbytes
 
 
 class MemoryShard:
-    """A shard held in memory, sorted by code as a real one is.
+    """A shard held in memory, sorted by code like a real one; ``block_reads`` lists ``(start, stop)`` of every block
+    read.
 
     Parameters
     ----------
-    table
-        The relation's rows.
-    codes
-        Their codes; ``None`` where the key has a NULL.
+    table, codes
+        The relation's rows and their codes; ``None`` if the key has a NULL.
     columns
-        The columns to give; ``None`` means all.
+        The columns to return; ``None``: all.
     deleted
-        Numbers of rows of ``table`` that are marked deleted: they keep a position and are never given.
+        Numbers of rows of ``table`` that are marked deleted: they keep a position and are never returned.
     include_null_keys
         Whether rows without a code have positions, after all others and with code 0; for joins without equality.
     fence_stride
-        How coarse `locate` is: ranges begin and end at multiples of it.
+        The granularity of `locate`: ranges start and end at multiples of it.
     segments
-        The number of the segment that each row of ``table`` is in; None: there is one. Each is sorted by code.
+        The segment number of each row of ``table``; None: a single segment. Each segment is sorted by code.
     disk
-        A disk that is told of every block and row that is read, such as a virtual `SimulatedDisk`.
-    version
-        The number of the relation's version that it claims to be of.
+        A disk to which every block and row read is reported, such as a virtual `SimulatedDisk`.
     batch_rows
-        The rows of a record batch within which blocks count as read in place; None: blocks are copies.
-
-    Attributes
-    ----------
-    block_reads
-        Positions ``(start, stop)`` of every block read so far.
+        The rows per record batch within which blocks are read in place; None: blocks are copies.
     """
 
     def __init__(
@@ -109,7 +101,7 @@ class MemoryShard:
         self._rows = _one_batch(projected.take(pa.array(order, pa.int64())))
         self._codes = np.array([code for _, code, _ in keyed + unkeyed], np.int64)
         numbers = np.array([number for number, _, _ in keyed], np.int64)
-        # Where each segment begins, and where the last one ends.
+        # Where each segment starts, and where the last one ends.
         self._bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keyed)] if keyed else [0, 0]
         self._disk = disk
         self._batch_rows = batch_rows
@@ -133,25 +125,16 @@ class MemoryShard:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], schema: pa.Schema, code_of: CodeOf) -> Self:
-        """A shard of plain rows, coded by a function such as `colliding_code`.
-
-        Examples
-        --------
-        >>> schema = pa.schema([("k", pa.int64())])
-        >>> MemoryShard.of_rows([{"k": 2}, {"k": 1}], schema, lambda row: row["k"]).read_block(0, 9).codes.tolist()
-        [1, 2]
-        """
+        """A shard of plain rows, coded by a function such as `colliding_code`."""
         table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
         return cls(table, [code_of(row) for row in rows])
 
     @property
     def disk(self) -> Disk | None:
-        """The disk that is told of accesses, if there is one."""
         return self._disk
 
     @property
     def io_mode(self) -> Literal["map"]:
-        """Pages are in memory."""
         return "map"
 
     @property
@@ -161,7 +144,7 @@ class MemoryShard:
 
     @property
     def num_segments(self) -> int:
-        """How many runs of rows sorted by code there are."""
+        """The number of sorted runs of rows."""
         return len(self._bounds) - 1
 
     @property
@@ -170,19 +153,19 @@ class MemoryShard:
         return self._batch_rows is not None and self._disk is None and self.live_rows == self.num_rows
 
     def rows_in_place(self, start: int) -> int:
-        """How many rows from a position on lie in one record batch."""
+        """How many rows from a position are in the same record batch."""
         assert self._batch_rows is not None
         return self._batch_rows - start % self._batch_rows
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of what a real reader would keep resident: every ``fence_stride``-th code."""
+        """Bytes that a real reader would keep resident: every ``fence_stride``-th code."""
         return self._codes[:: self._fence_stride].nbytes
 
     def read_block(self, start: int, rows: int) -> MemoryBlock:
-        """The live rows at positions ``[start, start + rows)``, clipped at the end; wipes the block before."""
+        """Read the live rows at positions ``[start, start + rows)``, clipped at the end; wipes the previous block."""
         if rows < 1 or not 0 <= start <= self.num_rows:
-            raise PlanError(f"a block of {rows} rows at {start} is not in a shard of {self.num_rows} rows.")
+            raise PlanError(f"A block of {rows} rows at {start} is not in a shard of {self.num_rows} rows.")
         stop = min(start + rows, self.num_rows)
         alive = np.flatnonzero(self._is_live[start:stop]) + start
         self.block_reads.append((start, stop))
@@ -191,8 +174,8 @@ class MemoryShard:
             start, stop, self._codes[alive], self._lend(pc.take(self._rows, pa.array(alive, pa.int64())))
         )
 
-    def lookup(self, codes: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Pairs (which of ``codes``, position) of all live rows with these codes, by query and then by position."""
+    def lookup(self, codes: Int64Array, *, in_order: bool = True) -> tuple[Int64Array, Int64Array]:
+        """Pairs (index into ``codes``, position) of all live rows, sorted by query and then by position."""
         queries, positions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for low, high in self._segments():
             first = np.searchsorted(self._codes[low:high], codes, "left")
@@ -206,7 +189,7 @@ class MemoryShard:
         return all_queries[order], np.concatenate(positions)[order]
 
     def locate(self, codes: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Ranges ``(which of codes, start, stop)`` of positions where rows of these codes can be; none: no row."""
+        """Ranges ``(index into codes, start, stop)`` of positions that can have rows of these codes."""
         ranges = []
         stride = self._fence_stride
         for query, code in enumerate(codes.tolist()):
@@ -221,29 +204,48 @@ class MemoryShard:
         return queries.copy(), starts.copy(), stops.copy()
 
     def count(self, codes: Int64Array) -> Int64Array:
-        """How many live rows each code has."""
+        """The number of live rows of each code."""
         queries, _ = self.lookup(codes)
         return np.bincount(queries, minlength=len(codes)).astype(np.int64)
 
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
-        """The rows at these positions, in the order asked for; they stay good."""
+        """The rows at these positions, in the given order; they stay valid."""
         for position in np.unique(positions).tolist() if self._disk is not None else ():
             self._tell_disk(position, position + 1)
         return pc.take(self._rows, pa.array(positions, pa.int64()))
 
     def gather_grouped(self, positions: Int64Array) -> Iterator[tuple[Int64Array, pa.RecordBatch]]:
-        """The rows at these positions, ascending: pairs (which of ``positions``, their rows), in two pieces."""
+        """The rows at these positions, ascending: pairs (indexes into ``positions``, rows), in two pieces."""
         order = np.argsort(positions, kind="stable")
         for part in np.array_split(order, 2):
             if part.size:
                 yield part, self.gather(positions[part])
 
+    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows at ascending positions, in two pieces: pairs (number of the piece's first position, rows)."""
+        half = positions.size // 2
+        for low, high in ((0, half), (half, positions.size)):
+            if low < high:
+                yield low, self.gather(positions[low:high])
+
+    def widest(self, start: int, stop: int) -> int:
+        """The bytes of the widest row at positions ``[start, stop)``, at most."""
+        return widest_row(self._rows.slice(start, stop - start))
+
+    def widest_at(self, positions: Int64Array) -> int:
+        """The bytes of the widest row at ascending positions, at most."""
+        return widest_row(self._rows)
+
+    def widths(self, positions: Int64Array) -> Int64Array | int:
+        """Bytes of the rows at these positions, or the one number of bytes that all rows have."""
+        fixed = fixed_row_bytes(self.schema)
+        return row_widths(self._rows, positions) if fixed is None else fixed
+
     def codes_at(self, positions: Int64Array) -> Int64Array:
-        """The codes of the rows at these positions."""
         return self._codes[positions]
 
     def _segments(self) -> list[tuple[int, int]]:
-        """Where each segment begins and ends; none where no row has a code."""
+        """Start and end of each segment; none if no row has a code."""
         return [(low, high) for low, high in pairwise(self._bounds) if low < high]
 
     def _tell_disk(self, start: int, stop: int) -> None:
@@ -252,7 +254,7 @@ class MemoryShard:
             self._disk.access("rows", low, high - low)
 
     def _lend(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows in memory that the next call wipes. Zeros, unlike noise, are valid offsets and lengths."""
+        """Copy the rows to memory that the next call wipes. Zeros, unlike noise, are valid offsets and lengths."""
         self._lent[:] = 0
         stored = pa.BufferOutputStream()
         with pa.ipc.new_stream(stored, rows.schema) as writer:

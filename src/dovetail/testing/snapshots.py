@@ -1,11 +1,4 @@
-"""Send a snapshot through storage and back, as a restart would.
-
-Examples
---------
->>> saved = Snapshot("mesh", {"version": 3}, {"window": pa.table({"k": [1]})}, {"odometer": 7})
->>> through_storage(saved) == saved
-True
-"""
+"""Write a snapshot to storage and read it back, as a restart does."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dovetail.operators.protocol import Snapshot
+from dovetail.joins.protocol import Snapshot
 
 __all__ = ["through_storage"]
 
@@ -21,13 +14,7 @@ __all__ = ["through_storage"]
 def through_storage(snapshot: Snapshot) -> Snapshot:
     """The snapshot as read back from Arrow IPC and JSON: equal, but sharing no memory with the operator.
 
-    What JSON or Arrow cannot hold is a `TypeError` here, in a test, and not at the first restart of a flow.
-
-    Examples
-    --------
-    >>> through_storage(Snapshot("mesh", {}, {}, {"codes": {1, 2}}))
-    Traceback (most recent call last):
-    TypeError: Object of type set is not JSON serializable
+    Raises `TypeError` for anything that JSON or Arrow cannot store, instead of failing at the first restart of a flow.
     """
     return Snapshot(
         snapshot.kind,

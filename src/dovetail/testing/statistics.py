@@ -1,4 +1,4 @@
-"""Does a sample follow the distribution that it claims to? No library beyond numpy is needed for the answer."""
+"""Tests of whether a sample follows a distribution, using only numpy."""
 
 import math
 
@@ -9,13 +9,7 @@ __all__ = ["chi_square", "chi_square_limit", "follows"]
 
 
 def chi_square(counts: ArrayLike, expected: ArrayLike) -> float:
-    """Pearson's statistic of observed against expected counts.
-
-    Examples
-    --------
-    >>> chi_square([12, 8], [10, 10])
-    0.8
-    """
+    """Pearson's statistic of observed against expected counts."""
     observed, wanted = np.asarray(counts, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     return float(((observed - wanted) ** 2 / wanted).sum())
 
@@ -23,8 +17,6 @@ def chi_square(counts: ArrayLike, expected: ArrayLike) -> float:
 def chi_square_limit(degrees_of_freedom: int) -> float:
     """The value that a chi-square variable exceeds about once in a thousand (Wilson-Hilferty).
 
-    Examples
-    --------
     >>> round(chi_square_limit(10), 1)
     29.8
     """
@@ -33,12 +25,10 @@ def chi_square_limit(degrees_of_freedom: int) -> float:
 
 
 def follows(counts: ArrayLike, expected: ArrayLike) -> bool:
-    """Whether counts deviate from what is expected no more than chance does 999 times in a thousand.
+    """Whether counts deviate from the expected ones no more than chance does 999 times in a thousand.
 
-    The total counts as given, so there is one degree of freedom fewer than counts.
+    The total is fixed, so there is one degree of freedom less than counts.
 
-    Examples
-    --------
     >>> follows([520, 480], [500, 500]), follows([600, 400], [500, 500])
     (True, False)
     """

@@ -1,7 +1,7 @@
-"""Hypothesis strategies: small streams and relations that hold every awkward case, and schedules that shrink.
+"""Hypothesis strategies: small streams and relations that cover every awkward case, and schedules that shrink.
 
-Keys are skewed (one of them hot), repeated on both sides, missing from the relation, NULL, NaN, -0.0, at the ends of
-their type; codes are the real ones or collide. Needs the package ``hypothesis``.
+Keys are skewed (one of them hot), repeated on both sides, missing from the relation, NULL, NaN, -0.0, at the limits of
+their type; codes are real or collide. Needs the package ``hypothesis``.
 
 Examples
 --------
@@ -29,7 +29,7 @@ __all__ = ["JoinCase", "KeyKind", "join_cases", "schedules"]
 
 KeyKind = Literal["integer", "text", "double", "composite"]
 
-# The last two of each kind never reach a relation, so their stream tuples stay unmatched.
+# The last two of each kind are never in a relation, so their stream tuples stay unmatched.
 _KEYS: dict[KeyKind, list[tuple[Any, ...]]] = {
     "integer": [(number,) for number in (1, 0, -1, 2**63 - 1, -(2**63), 128, 7, 8)],
     "text": [(text,) for text in ("a", "", "aa", "ä", "b" * 40, "A", "unmatched", "a ")],
@@ -47,41 +47,30 @@ _KEY_TYPES: dict[KeyKind, list[pa.DataType]] = {
 
 @dataclass(frozen=True)
 class JoinCase:
-    """A stream and a relation, and what their joins must give.
+    """A stream and a relation, and the expected results of their joins.
 
-    Attributes
-    ----------
-    stream_rows, relation_rows
-        The rows. Stream rows have the key, ``t`` (their number) and ``x``; relation rows have the key, ``v`` (unique),
-        ``low`` and ``high``. ``x``, ``low`` and ``high`` are small integers or NULL, for residual conditions.
-    stream_schema, relation_schema
-        Their columns, without the code.
-    on
-        Pairs (stream's name, relation's name) of the join columns.
-    distinct_codes
-        How many codes there are in all, so that keys collide; ``None``: the real codes.
+    Stream rows have the key, ``t`` (their number) and ``x``; relation rows have the key, ``v`` (unique), ``low`` and
+    ``high``. ``x``, ``low`` and ``high`` are small integers or NULL, for residual conditions. The schemas have no code.
     """
 
     stream_rows: list[dict[str, Any]]
     relation_rows: list[dict[str, Any]]
     stream_schema: pa.Schema
     relation_schema: pa.Schema
-    on: tuple[tuple[str, str], ...]
-    distinct_codes: int | None
+    on: tuple[tuple[str, str], ...]  # (stream name, relation name)
+    distinct_codes: int | None  # so few that keys collide; None: real codes
 
     @property
     def stream_key(self) -> list[str]:
-        """The join columns as the stream names them."""
         return [name for name, _ in self.on]
 
     @property
     def relation_key(self) -> list[str]:
-        """The join columns as the relation names them."""
         return [name for _, name in self.on]
 
     @property
     def code_kind(self) -> Literal["value", "xxhash64"]:
-        """``"value"`` if the code is the key, ``"xxhash64"`` if equal codes must be rechecked."""
+        """``"value"`` if the code is the key, ``"xxhash64"`` if keys with equal codes must be compared."""
         if self.distinct_codes is not None:
             return "xxhash64"
         return code_kind(self.stream_schema, self.stream_key)
@@ -92,40 +81,39 @@ class JoinCase:
         return stream_batches(self.stream_rows, self.stream_key, self.stream_schema, seed, max_batch_rows, code_of)
 
     def relation_table(self) -> pa.Table:
-        """The relation as a table, without codes."""
         return pa.Table.from_pylist(self.relation_rows, schema=self.relation_schema)
 
     @property
     def batch_rows(self) -> int | None:
-        """The rows of the shard's record batches where blocks are read in place; None in a quarter of the cases."""
+        """Rows per record batch of the shard if blocks are read in place; None in a quarter of the cases."""
         return (None, 1, 4, 7)[len(self.relation_rows) % 4]
 
     def shard(self, columns: Sequence[str] | None = None) -> MemoryShard:
-        """The relation as a shard in memory."""
-        table = self.relation_table()
+        return MemoryShard(self.relation_table(), self.relation_codes(), columns, batch_rows=self.batch_rows)
+
+    def relation_codes(self) -> list[int | None]:
         if self.distinct_codes is None:
-            codes = compute_codes(table, self.relation_key).to_pylist()
-        else:
-            code_of = colliding_code(self.relation_key, self.distinct_codes)
-            codes = [code_of(row) for row in self.relation_rows]
-        return MemoryShard(table, codes, columns, batch_rows=self.batch_rows)
+            codes: list[int | None] = compute_codes(self.relation_table(), self.relation_key).to_pylist()
+            return codes
+        code_of = colliding_code(self.relation_key, self.distinct_codes)
+        return [code_of(row) for row in self.relation_rows]
 
     def expected(
         self, how: JoinType, condition: Condition | None = None, select: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """What the oracle says; see `join_oracle`."""
+        """The oracle's result; see `join_oracle`."""
         columns = self.relation_schema.names if select is None else select
         return join_oracle(self.stream_rows, self.relation_rows, self.on, how, condition, select=columns)
 
     def expected_groups(
         self, how: JoinType, condition: Condition | None = None, select: Sequence[str] | None = None
     ) -> list[list[dict[str, Any]]]:
-        """What the oracle says, in stream order; see `join_oracle_by_tuple`."""
+        """The oracle's result in stream order; see `join_oracle_by_tuple`."""
         columns = self.relation_schema.names if select is None else select
         return join_oracle_by_tuple(self.stream_rows, self.relation_rows, self.on, how, condition, select=columns)
 
     def in_range(self, stream_row: Row, relation_row: Row) -> bool | None:
-        """The condition ``low <= x < high``, NULL where one of them is."""
+        """The condition ``low <= x < high``, NULL if one of them is NULL."""
         low, x, high = relation_row["low"], stream_row["x"], relation_row["high"]
         return None if low is None or x is None or high is None else bool(low <= x < high)
 
@@ -137,28 +125,13 @@ def join_cases(
     max_relation_rows: int = 20,
     key_kinds: Sequence[KeyKind] = ("integer", "text", "double", "composite"),
 ) -> JoinCase:
-    """A small stream and a small relation.
-
-    Parameters
-    ----------
-    max_stream_rows, max_relation_rows
-        Most rows of each; none at all is possible.
-    key_kinds
-        The kinds of keys to draw from.
-
-    Examples
-    --------
-    >>> from hypothesis import find
-    >>> case = find(join_cases(5, 5, key_kinds=["double"]), lambda case: len(case.expected("inner")) > 0)
-    >>> list(case.expected("inner")[0])
-    ['k0', 't', 'x', 'v', 'low', 'high']
-    """
+    """A small stream and a small relation; either may be empty."""
     kind = draw(st.sampled_from(key_kinds))
     keys, types = _KEYS[kind], _KEY_TYPES[kind]
     stream_names = [f"k{number}" for number in range(len(types))]
     relation_names = [f"r{name}" for name in stream_names] if draw(st.booleans()) else stream_names
     small = st.none() | st.integers(0, 5)
-    # Every third key or so is the hot one, whatever else is drawn.
+    # About every third key is the hot one.
     hot = draw(st.integers(0, len(keys) - 1 - _UNMATCHED_KEYS))
     stream_picks = st.just(hot) | st.integers(0, len(keys) - 1) | st.none()
     relation_picks = st.just(hot) | st.integers(0, len(keys) - 1 - _UNMATCHED_KEYS) | st.none()
@@ -204,24 +177,6 @@ def schedules(
     """A schedule that offers all batches in order and drains at the end, with other actions in between.
 
     Like `random_schedule`, but drawn piece by piece, so that a failure shrinks to the few actions that matter.
-
-    Parameters
-    ----------
-    n_batches
-        How many batches there are to offer.
-    snapshots, calls
-        As for `random_schedule`.
-    max_actions_between
-        Most actions between two offers.
-    give_ups
-        Whether iterators are given up now and then.
-
-    Examples
-    --------
-    >>> from hypothesis import find
-    >>> schedule = find(schedules(2), lambda schedule: ("snapshot_restore",) in schedule)
-    >>> [action for action in schedule if action[0] == "offer"], schedule[-1]
-    ([('offer', 0), ('offer', 1)], ('drain',))
     """
     kinds: list[Action] = [("step",), ("drain",)]
     if give_ups:
@@ -239,7 +194,7 @@ def schedules(
 
 
 def _key_columns(names: Sequence[str], keys: Sequence[tuple[Any, ...]], pick: int | None) -> dict[str, Any]:
-    """The key columns of a row. In a composite key one NULL is enough, so the others keep a value."""
+    """The key columns of a row. In a composite key one NULL is enough, so the others have a value."""
     if pick is None:
         return dict(zip(names, [None, *keys[0][1:]], strict=True))
     return dict(zip(names, keys[pick], strict=True))
