@@ -1,9 +1,9 @@
 """The papers' experiments: one per figure and table, each with the paper's claim, a measurement and a verdict."""
 
-from dovetail.lab.catalogue import experiments, find
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail.lab.results import Result, read_results
-from dovetail.lab.runner import Request, Step, run_experiments
+from dovetail_lab.catalogue import experiments, find
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.results import Result, read_results
+from dovetail_lab.runner import Request, Step, run_experiments
 
 __all__ = [
     "Axis",

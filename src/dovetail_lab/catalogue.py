@@ -1,14 +1,14 @@
 """All experiments, paper by paper.
 
-A paper's experiments are a module of this package with a tuple ``EXPERIMENTS``; it is named here, and each of its
-figures has a line in ``docs/lab/README.md``.
+The experiments of a paper are a module of this package with a tuple ``EXPERIMENTS``. The module is listed here, and
+each of its figures has a line in ``docs/lab/experiments.md``.
 """
 
 from functools import cache
 from importlib import import_module
 
-from dovetail.errors import InternalError, PlanError
-from dovetail.lab.experiment import Experiment
+from dovetail.core.errors import InternalError, PlanError
+from dovetail_lab.experiment import Experiment
 
 __all__ = ["experiments", "find"]
 
@@ -26,7 +26,7 @@ def experiments() -> tuple[Experiment, ...]:
     """
     found: list[Experiment] = []
     for name in _MODULES:
-        found.extend(import_module(f"dovetail.lab.{name}").EXPERIMENTS)
+        found.extend(import_module(f"dovetail_lab.{name}").EXPERIMENTS)
     names = [experiment.name for experiment in found]
     if len(set(names)) != len(names):
         raise InternalError(f"Two experiments have the same name: {sorted(n for n in names if names.count(n) > 1)}.")
@@ -34,7 +34,7 @@ def experiments() -> tuple[Experiment, ...]:
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name.
+    """Return the experiment with this name.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def find(name: str) -> Experiment:
     '6b'
     >>> find("meshjoin-fig9")
     Traceback (most recent call last):
-    dovetail.errors.PlanError: There is no experiment 'meshjoin-fig9'. dovetail lab list names them all.
+    dovetail.core.errors.PlanError: There is no experiment 'meshjoin-fig9'. dovetail lab list names them all.
     """
     for experiment in experiments():
         if experiment.name == name:

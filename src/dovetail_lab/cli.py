@@ -1,4 +1,4 @@
-"""``dovetail lab``: the papers' experiments; list them, run them, make the report of their results."""
+"""``dovetail lab``: list and run the papers' experiments, and build the report of their results."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,25 +15,25 @@ from dovetail.cli.interrupts import noticing_interrupts
 from dovetail.cli.options import Debug, Json
 from dovetail.cli.output import TextOutput
 from dovetail.cli.reporting import reporting
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
-# The lab is imported by the commands that use it: --help needs none of it.
+# The lab is imported by the commands that use it, not for --help.
 if TYPE_CHECKING:
-    from dovetail.lab import Experiment, Result, Step
+    from dovetail_lab import Experiment, Result, Step
 
-app = typer.Typer(no_args_is_help=True, help="Run the papers' experiments and hold the results against their claims.")
+app = typer.Typer(no_args_is_help=True, help="Run the papers' experiments and compare the results with their claims.")
 
 Results = Annotated[
-    Path, typer.Option("--results", metavar="DIR", help="Where results are kept, one JSON file per experiment.")
+    Path, typer.Option("--results", metavar="DIR", help="Directory of results, one JSON file per experiment.")
 ]
 _RESULTS = Path("lab-results")
 
 
 @app.command("list")
 def list_command(results: Results = _RESULTS, json: Json = False, debug: Debug = False) -> None:
-    """Name the experiments, and the verdict of those that have a result in DIR."""
+    """List the experiments, and the verdict of those that have a result in DIR."""
     with reporting(json, debug) as output:
-        from dovetail.lab import experiments, read_results
+        from dovetail_lab import experiments, read_results
 
         known = read_results(results)
         lines = [
@@ -64,21 +64,21 @@ def run(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Run all of them.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The small size: each below a minute.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Leave out what already has a result of this size.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip experiments that have a result of this size.")] = False,
     results: Results = _RESULTS,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where relations are kept between runs; by default in the user's cache."),
+        typer.Option(metavar="DIR", help="Where relations are kept between runs; default: the user's cache directory."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="What the generators' seeds are made from.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of the generators.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="How often a measurement is repeated.")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run experiments. Ctrl-C keeps what is finished; --resume goes on with the rest."""
+    """Run experiments. Ctrl-C keeps the finished ones; --resume continues with the rest."""
     with reporting(json, debug) as output:
-        from dovetail.lab import Request, run_experiments
-        from dovetail.lab.runner import DEFAULT_SEED
+        from dovetail_lab import Request, run_experiments
+        from dovetail_lab.runner import DEFAULT_SEED
 
         chosen = _chosen(names or [], every)
         request = Request(
@@ -104,8 +104,8 @@ def run(
                 if not isinstance(error, KeyboardInterrupt) and not was_interrupted():
                     raise
                 raise Interrupted(
-                    f"Interrupted: {len(finished)} finished in this run, kept in {results}. The same command with "
-                    "--resume goes on."
+                    f"Interrupted: {len(finished)} finished in this run, kept in {results}. Continue with the same "
+                    "command and --resume."
                 ) from None
         output.show(
             {"results": str(results), "experiments": [result.as_dict() for result in outcome]},
@@ -121,15 +121,15 @@ def report(
     ] = Path("lab-report"),
     readme: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A Markdown file whose table of verdicts is renewed.", show_default=False),
+        typer.Option(metavar="FILE", help="A Markdown file whose table of verdicts is updated.", show_default=False),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make the report of the results in DIR: plots, claims, verdicts, as HTML and Markdown."""
+    """Build the report of the results in DIR: plots, claims, verdicts, as HTML and Markdown."""
     with reporting(json, debug) as output:
-        from dovetail.lab import experiments, read_results
-        from dovetail.lab.report import write_report, write_summary
+        from dovetail_lab import experiments, read_results
+        from dovetail_lab.report import write_report, write_summary
 
         written = write_report(experiments(), results, output_directory)
         if readme is not None:
@@ -151,17 +151,17 @@ def report(
 
 
 def default_data_directory() -> Path:
-    """Where the lab keeps its relations unless told otherwise."""
+    """The default directory of the lab's relations."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail" / "lab"
 
 
 def _chosen(names: list[str], every: bool) -> "list[Experiment]":
-    from dovetail.lab import experiments, find
+    from dovetail_lab import experiments, find
 
     if every and names:
-        raise PlanError("--all runs every experiment, and some are named as well.", hint="Give names or --all.")
+        raise PlanError("--all runs every experiment, so names are not allowed.", hint="Pass names or --all.")
     if not every and not names:
-        raise PlanError("Nothing to run.", hint="Give names, as dovetail lab list shows them, or --all.")
+        raise PlanError("Nothing to run.", hint="Pass names, as dovetail lab list shows them, or --all.")
     return list(experiments()) if every else [find(name) for name in dict.fromkeys(names)]
 
 
@@ -176,7 +176,7 @@ def _print_verdicts(text: TextOutput, chosen: "list[Experiment]", results: "list
 
 @contextmanager
 def _showing(console: Console) -> "Iterator[Callable[[Step], None]]":
-    """A bar with the time left where somebody watches, otherwise a line per finished experiment."""
+    """Show a bar with the remaining time on a terminal, otherwise a line per finished experiment."""
     if not console.is_terminal:
 
         def tell(step: "Step") -> None:
@@ -215,7 +215,7 @@ def _showing(console: Console) -> "Iterator[Callable[[Step], None]]":
 
 
 def duration(seconds: float) -> str:
-    """A time in words short enough for a progress bar.
+    """Format a duration for a progress bar.
 
     Examples
     --------

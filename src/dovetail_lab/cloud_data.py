@@ -3,11 +3,11 @@
 import numpy as np
 import pyarrow as pa
 
-from dovetail.lab.experiment import Context
-from dovetail.lab.semi_stream import Bench
-from dovetail.lab.subjects import Subject, TableStream, open_or_build
-from dovetail.workloads import Zipf
-from dovetail.workloads.clouds import LONGITUDES, cloud_reports
+from dovetail_lab.experiment import Context
+from dovetail_lab.semi_stream import Bench
+from dovetail_lab.subjects import Subject, TableStream, open_or_build
+from dovetail_lab.workloads import Zipf
+from dovetail_lab.workloads.clouds import LONGITUDES, cloud_reports
 
 __all__ = ["cloud_stream", "clouds"]
 
@@ -17,7 +17,7 @@ _STREAM_ROWS = (50_000, 400_000)
 def clouds(
     context: Context, rows: int, *, exponent: float, row_bytes: int, stream_exponent: float | None = None
 ) -> Subject:
-    """Reports of April and August as the relation, on the longitude."""
+    """Reports of April and August as the relation, keyed by longitude."""
     met = exponent if stream_exponent is None else stream_exponent
 
     def make() -> Subject:
@@ -41,10 +41,10 @@ def clouds(
 
 
 def cloud_stream(context: Context, exponent: float, row_bytes: int) -> pa.Table:
-    """Reports of December as the stream; a report's text as numbers of its bytes.
+    """Reports of December as the stream, with the text of a report as numbers.
 
-    Columns of varying width are kept in pages of their own, which a small window fills badly: that is this
-    implementation's business, and no part of what the papers compare.
+    Columns of varying width have their own pages, which a small window fills badly. That is an artefact of this
+    implementation, not part of the papers' comparison.
     """
     key = f"cloud stream {exponent} {row_bytes}"
     if key not in context.shared:

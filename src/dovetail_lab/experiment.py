@@ -1,7 +1,7 @@
-"""What an experiment is: a figure of a paper, its claim, how to measure it and how to judge what was measured.
+"""The definition of an experiment: a figure of a paper, its claim, how to measure it and how to judge the result.
 
-Measuring and judging are apart: `Experiment.run` gives plain numbers (`Measured`), `Experiment.judge` holds them
-against the paper's claim. So a stored result can be judged again, and a judgement can be tested without a measurement.
+Measuring and judging are separate: `Experiment.run` returns plain numbers (`Measured`), `Experiment.judge` compares
+them with the paper's claim. So a stored result can be judged again, and a judgement can be tested without measuring.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["Axis", "Context", "Experiment", "Measured", "Outcome", "Panel", "Series", "Verdict"]
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis as the paper has it.
+    """An axis as in the paper.
 
     Examples
     --------
@@ -43,18 +43,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, or one group of bars: a value per place on the x axis, with the spread of its repeats.
-
-    Attributes
-    ----------
-    name
-        What the legend calls it.
-    x
-        Places on the x axis: numbers, or texts where bars stand beside each other.
-    y
-        The values: medians where the measurement was repeated.
-    low, high
-        The lowest and the highest of the repeats; empty where there was one.
+    """One curve, or one group of bars: a value per x position, with the spread of its repeats.
 
     Examples
     --------
@@ -64,11 +53,11 @@ class Series:
     7.0
     """
 
-    name: str
-    x: tuple[float | str, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    name: str  # in the legend
+    x: tuple[float | str, ...]  # numbers, or texts for bars
+    y: tuple[float, ...]  # medians, if repeated
+    low: tuple[float, ...] = ()  # the minimum of the repeats
+    high: tuple[float, ...] = ()  # the maximum of the repeats
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.low) != len(self.high) or len(self.low) not in (0, len(self.y)):
@@ -76,7 +65,7 @@ class Series:
 
     @classmethod
     def of_repeats(cls, name: str, x: Sequence[float | str], repeats: Sequence[Sequence[float]]) -> Self:
-        """A series whose i-th value was measured several times: the median, with the extremes as spread."""
+        """A series of repeated measurements: the medians, with the extremes as spread."""
         middle = tuple(float(sorted(values)[(len(values) - 1) // 2]) for values in repeats)
         if all(len(values) == 1 for values in repeats):
             return cls(name, tuple(x), middle)
@@ -84,13 +73,13 @@ class Series:
         return cls(name, tuple(x), middle, lows, highs)
 
     def at(self, x: float | str) -> float:
-        """The value at a place that was measured."""
+        """The value at a measured x position."""
         return self.y[self.x.index(x)]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot in the paper's axes; an experiment has one or more, for instance one per disk.
+    """One plot in the paper's axes; an experiment has one or more, for example one per disk.
 
     Examples
     --------
@@ -107,26 +96,26 @@ class Panel:
     mark: Mark = "line"
 
     def of(self, name: str) -> Series:
-        """The series of that name."""
+        """Return the series with this name."""
         for series in self.series:
             if series.name == name:
                 return series
         raise PlanError(f"Panel {self.title!r} has no series {name!r}.")
 
     def ratios(self, upper: str, lower: str) -> list[float]:
-        """The values of one series over those of another, place by place."""
+        """The ratio of one series to another, point by point."""
         return [a / b for a, b in zip(self.of(upper).y, self.of(lower).y, strict=True)]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run gave: the plots, and the parameters that were used (sizes, budgets, block sizes: plain data)."""
+    """The result of a run: the plots, and the parameters used (sizes, budgets, block sizes) as plain data."""
 
     panels: tuple[Panel, ...]
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def panel(self, title: str) -> Panel:
-        """The panel of that title."""
+        """Return the panel with this title."""
         for panel in self.panels:
             if panel.title == title:
                 return panel
@@ -136,17 +125,6 @@ class Measured:
 @dataclass(frozen=True)
 class Verdict:
     """Whether the paper's claim holds here.
-
-    Attributes
-    ----------
-    outcome
-        ``"confirmed"``; ``"confirmed with a different factor"``: the shape holds, the numbers are others; or ``"not
-        confirmed"``.
-    numbers
-        What was measured, in a sentence.
-    explanation
-        Why it differs from the paper, where it does.
-
     Examples
     --------
     >>> Verdict.of(shape=True, factor=False, numbers="3.1 times", explanation="the window's entries are larger").outcome
@@ -155,13 +133,13 @@ class Verdict:
     'not confirmed'
     """
 
-    outcome: Outcome
-    numbers: str
-    explanation: str = ""
+    outcome: Outcome  # "with a different factor": the shape holds, the numbers differ
+    numbers: str  # the measured values, as a sentence
+    explanation: str = ""  # why it differs from the paper, if it does
 
     @classmethod
     def of(cls, *, shape: bool, factor: bool = True, numbers: str, explanation: str = "") -> Self:
-        """The verdict of two checks: does the claim's shape hold, and does its factor."""
+        """The verdict of two checks: whether the claim's shape and its factor hold."""
         outcome: Outcome = "not confirmed"
         if shape:
             outcome = "confirmed" if factor else "confirmed with a different factor"
@@ -170,22 +148,7 @@ class Verdict:
 
 @dataclass
 class Context:
-    """What a run is given.
-
-    Attributes
-    ----------
-    is_quick
-        The small size, below a minute.
-    seed
-        What every generator's seed is made from.
-    repeats
-        How often a measurement is repeated, for its spread.
-    directory
-        Where data is kept between the experiments of a run and between runs: relations are built once.
-    report_progress
-        Called with (parts done, parts in all).
-    shared
-        What experiments of the same run leave each other, for instance calibrated cost factors.
+    """The inputs of a run.
 
     Examples
     --------
@@ -194,31 +157,31 @@ class Context:
     [1, 2]
     """
 
-    is_quick: bool
+    is_quick: bool  # the small size, below a minute
     seed: int
-    repeats: int
-    directory: Path
+    repeats: int  # of each measurement, for its spread
+    directory: Path  # of data kept between runs: relations are built once
     report_progress: Callable[[int, int], None] = lambda done, total: None
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)  # between experiments of a run, such as cost factors
     _done: int = 0
     _total: int = 0
 
     def pick(self, quick: T, full: T) -> T:
-        """One value for the quick size, another for the full one."""
+        """Choose between the values for the quick and the full size."""
         return quick if self.is_quick else full
 
     def begin(self, parts: int) -> None:
-        """Say of how many parts, about as long as each other, the experiment consists."""
+        """Set the number of parts, of about equal length, of the experiment."""
         self._done, self._total = 0, parts
         self.report_progress(0, parts)
 
     def advance(self) -> None:
-        """Say that another part is done."""
+        """Report that another part is done."""
         self._done += 1
         self.report_progress(min(self._done, self._total), self._total)
 
     def each(self, points: Iterable[T]) -> Iterator[T]:
-        """Go through points, a part each; they are all there is, unless `begin` has said how many parts there are."""
+        """Iterate over points, one part each; sets the number of parts unless `begin` was called."""
         every = list(points)
         if not self._total:
             self.begin(len(every))
@@ -231,45 +194,28 @@ class Context:
 class Experiment:
     """A figure or table of a paper.
 
-    Attributes
-    ----------
-    name
-        For instance ``"meshjoin-fig6a"``.
-    paper, figure
-        For instance ``"MESHJOIN (2007)"`` and ``"6a"``; a table is ``"table 1"``.
-    title
-        What the figure shows.
-    claim
-        What the paper says that it shows.
-    check
-        How the claim is held against numbers, in a sentence.
-    run
-        Measure: quick or full, as the context says.
-    judge
-        Hold what was measured against the claim.
-
     Examples
     --------
-    >>> from dovetail.lab import find
+    >>> from dovetail_lab import find
     >>> find("hybridjoin-fig10").paper
     'HYBRIDJOIN (2011)'
     """
 
-    name: str
-    paper: str
-    figure: str
-    title: str
-    claim: str
-    check: str
+    name: str  # such as "meshjoin-fig6a"
+    paper: str  # such as "MESHJOIN (2007)"
+    figure: str  # such as "6a" or "table 1"
+    title: str  # what the figure shows
+    claim: str  # the paper's statement
+    check: str  # how numbers are compared with the claim, as a sentence
     run: Callable[[Context], Measured]
     judge: Callable[[Measured], Verdict]
 
     @property
     def command(self) -> str:
-        """How to reproduce it in full."""
+        """The command that reproduces it in full."""
         return f"dovetail lab run {self.name}"
 
     @property
     def figure_text(self) -> str:
-        """For instance "figure 6a" or "table 1"."""
+        """For example "figure 6a" or "table 1"."""
         return self.figure if self.figure.startswith("table") else f"figure {self.figure}"

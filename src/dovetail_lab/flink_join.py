@@ -1,8 +1,8 @@
-"""A stream joined by Flink with a relation that it holds in its heap: run by an interpreter that has PyFlink.
+"""A stream joined by Flink with a relation in its heap. Runs in an interpreter that has PyFlink.
 
-``flink_join.py ROWS TUPLES``: a relation of ROWS rows and 120 bytes, TUPLES tuples with uniform keys, one
-regular join, parallelism 2, heap state, no checkpoints, a sink that drops the results. Says "ready" when the join has
-ended, and ends itself when its input is closed: until then whoever started it can ask what it has cost.
+``flink_join.py ROWS TUPLES``: a relation of ROWS rows of 120 bytes, TUPLES tuples with uniform keys, one regular join,
+parallelism 2, heap state, no checkpoints, a sink that discards the results. Prints "ready" when the join has ended, and
+exits when its input is closed, so that its CPU time can be read until then.
 """
 
 import sys
@@ -23,7 +23,7 @@ _JOIN = "insert into nowhere select s.k, s.v, s.q, r.sk, r.pay from s join r on 
 
 def main(rows: int, tuples: int) -> None:
     """Run the join to its end."""
-    # Here, since Dovetail's own interpreter has no PyFlink.
+    # Imported here, because Dovetail's own interpreter has no PyFlink.
     from pyflink.common import Configuration
     from pyflink.table import EnvironmentSettings, TableEnvironment
 

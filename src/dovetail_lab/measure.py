@@ -1,4 +1,4 @@
-"""The measurement of a semi-stream join's steady service rate: warm up, then feed it as fast as it takes tuples."""
+"""Measurement of a semi-stream join's steady service rate: warm up, then feed it as fast as it accepts tuples."""
 
 import math
 import time
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dovetail.lab.subjects import OFFERED_TUPLES, DiskName, DiskUnderTest, Stream, Subject
-from dovetail.memory import Budget
-from dovetail.model.explain import Strategy
-from dovetail.operators import OPERATORS, JoinSpec, SemiStreamOperator, join_spec
+from dovetail.core.memory import Budget
+from dovetail.costs.explain import Strategy
+from dovetail.joins import OPERATORS, JoinSpec, SemiStreamOperator, join_spec
+from dovetail_lab.subjects import OFFERED_TUPLES, DiskName, DiskUnderTest, Stream, Subject
 
 __all__ = [
     "Measurement",
@@ -27,9 +27,9 @@ __all__ = [
     "tuned_block_rows",
 ]
 
-# When a rate is steady. A scan has filled its window after a cycle; with a cache it must also have counted, switched
-# and evicted for some rounds. A queue that tuples leave in the middle is steady when it was gone through twice: when
-# all that had come by some time has left, and all that had come by then has left again.
+# When a rate is steady. A scan has filled its window after one cycle; with a cache it must also have counted, switched
+# and evicted for some rounds. A queue that tuples leave from the middle is steady after two passes: all tuples present
+# at some time have left, and then all tuples present at that time have left too.
 WARM_ROUNDS = {"mesh": 1.05, "hybrid": 2.0, "balanced": 16.0, "auto": 12.0}
 TURNS = 6
 QUEUE_PASSES = 4
@@ -39,26 +39,14 @@ _BASELINE_TUPLES = 4_096
 
 @dataclass(frozen=True)
 class Rate:
-    """A measured service rate, and the loop that gave it.
+    """A measured service rate, and the loop behind it."""
 
-    Attributes
-    ----------
-    tuples_per_s
-        Stream tuples that left, per second.
-    loop_s, tuples_per_loop
-        Time and tuples of one disk step, on average.
-    block_rows, window_tuples
-        b, and how many tuples may wait.
-    cache_share
-        The part of the tuples that the cache answered.
-    """
-
-    tuples_per_s: float
-    loop_s: float
-    tuples_per_loop: float
+    tuples_per_s: float  # stream tuples that left
+    loop_s: float  # mean per disk step
+    tuples_per_loop: float  # mean per disk step
     block_rows: int
-    window_tuples: int
-    cache_share: float = 0.0
+    window_tuples: int  # maximum number of waiting tuples
+    cache_share: float = 0.0  # fraction of the tuples answered by the cache
 
 
 def make_operator(
@@ -70,7 +58,7 @@ def make_operator(
     block_rows: int | None = None,
     is_paced: bool = True,
 ) -> SemiStreamOperator:
-    """An operator with the block size that its tuner chooses, or that it chooses itself where blocks are free."""
+    """An operator with the block size chosen by its tuner, or by itself if block reads are free."""
     if block_rows is None and not (kind == "mesh" and disk.name == "memory"):
         block_rows = tuned_block_rows(subject, kind, disk, budget, stream)
     spec: JoinSpec = join_spec(
@@ -88,13 +76,13 @@ def make_operator(
 
 
 def set_chunk(operator: SemiStreamOperator) -> None:
-    """Let w tuples enter per step, so that as many leave as enter and the window is full."""
+    """Let w tuples enter per step, so that as many leave as enter and the window stays full."""
     steps = -(-operator.spec.shard.num_rows // operator.block_rows)
     operator.retune(chunk_rows=max(1, operator.window_capacity // steps))
 
 
 def tuned_block_rows(subject: Subject, kind: str, disk: DiskUnderTest, budget: Budget, stream: Stream) -> int | None:
-    """The block size that the model finds best; None for the strategy that finds it by itself."""
+    """The best block size by the model; None for the strategy that chooses it by itself."""
     strategies: dict[str, Strategy] = {"mesh": "mesh", "hybrid": "hybrid", "balanced": "balanced"}
     if kind not in strategies:
         return None
@@ -102,21 +90,21 @@ def tuned_block_rows(subject: Subject, kind: str, disk: DiskUnderTest, budget: B
 
 
 class Measurement:
-    """One operator that is fed its stream as fast as it takes it: first until its rate is steady, then measured."""
+    """One operator, fed as fast as it accepts tuples: first until its rate is steady, then measured."""
 
     def __init__(self, operator: SemiStreamOperator, stream: Stream, disk: DiskUnderTest) -> None:
         self.operator = operator
         self._stream = stream
         self._disk = disk
         self._restart()
-        # Without a cache, small against the window, so that a turn is not much longer than it is meant to be.
+        # Without a cache, small relative to the window, so that a turn is not much longer than intended.
         self._batch_rows = OFFERED_TUPLES
         if operator.kind in ("mesh", "hybrid"):
             self._batch_rows = max(128, min(OFFERED_TUPLES, operator.window_capacity // 32))
 
     def warm_up(self, max_seconds: float) -> None:
-        """Feed until the rate is steady; an operator that finds all in memory reads no more, hence the limit."""
-        # The first time on a machine, code is compiled until the first tuples have left: that is not what is limited.
+        """Feed until the rate is steady. The limit is for operators that find everything in memory and read nothing."""
+        # On the first run code is compiled until the first tuples have left; that time is not limited.
         while self.operator.metrics.tuples_left == 0:
             consume(self.operator.offer(self._stream.next(self._batch_rows)))
         rounds, began = Rounds(self.operator, rows_before=0), time.process_time()
@@ -130,16 +118,15 @@ class Measurement:
         self._passes = Rounds(self.operator)
 
     def run(self, seconds: float) -> None:
-        """Feed and measure for so many seconds of the CPU's time."""
+        """Feed and measure for `seconds` of CPU time."""
         until = time.process_time() + seconds
         while time.process_time() < until:
             self._feed()
 
     def finish_cycle(self, max_seconds: float) -> None:
-        """Go on to the end of a cycle where tuples that entered together leave together: they would count or not.
+        """Continue to the end of a cycle if tuples that entered together leave together: all or none would be counted.
 
-        A queue that is served from its old end is gone through some times: hot blocks bring many tuples out at once,
-        and come seldom.
+        A queue served from its old end needs several passes: hot blocks release many tuples at once, but rarely.
         """
         while self.operator.metrics.tuples_left == self._before.tuples_left:
             self._feed()
@@ -150,7 +137,7 @@ class Measurement:
         if self.operator.kind in ("hybrid", "auto") or self.operator.spec.chunk_rows is not None:
             return
         rounds = Rounds(self.operator, self._before.relation_rows_read)
-        # A cache that answers most tuples may not have read at all yet.
+        # With a cache that answers most tuples, there may have been no read yet.
         whole = max(1, math.ceil(rounds.count()))
         while rounds.count() < whole and time.process_time() < until:
             self._feed()
@@ -164,7 +151,7 @@ class Measurement:
             self._passes.count()
 
     def take_rate(self) -> Rate:
-        """What was measured since the operator was warm, or since this was last asked."""
+        """Return the rate since the warm-up, or since the last call."""
         done = self.operator.metrics - self._before
         steps = max(1, done.disk_steps)
         rate = Rate(
@@ -182,16 +169,16 @@ class Measurement:
 def measure_repeatedly(
     measurements: Sequence[Measurement], max_seconds: float, repeats: int, warm_share: float = 4.0
 ) -> list[list[Rate]]:
-    """Measure operators in turns, a little at a time, so that what else the machine does meets all of them.
+    """Measure operators in turns, a little at a time, so that other load on the machine affects all of them.
 
     Parameters
     ----------
     max_seconds
-        CPU seconds that each repeat of each measurement takes, whole cycles aside.
+        CPU seconds per repeat and measurement, apart from completing cycles.
     repeats
-        How many rates of each operator are taken, one after the other, without warming it up again.
+        How many rates are measured per operator, without another warm-up.
     warm_share
-        How many times `max_seconds` warming up may take.
+        Limit of the warm-up, as a multiple of `max_seconds`.
 
     Returns
     -------
@@ -224,7 +211,7 @@ def rates_of(
     max_seconds: float,
     warm_share: float = 4.0,
 ) -> list[Rate]:
-    """The steady rates of fresh operators, measured by turns."""
+    """The steady rates of new operators, measured in turns."""
     measurements = []
     for kind, stream in runs:
         disk = DiskUnderTest(disk_name)
@@ -233,7 +220,7 @@ def rates_of(
 
 
 class Rounds:
-    """Counts cycles over the relation or, where there are none, how often the queue was gone through."""
+    """Counts cycles over the relation or, if there are none, passes through the queue."""
 
     def __init__(self, operator: SemiStreamOperator, rows_before: int | None = None) -> None:
         self._operator = operator
@@ -255,11 +242,11 @@ def baseline_rate(subject: Subject, disk: DiskUnderTest, budget: Budget, stream:
     """Index nested loops: the pool is filled first, then tuples are looked up for a while."""
     spec = join_spec(subject.relation, subject.stream_schema, budget=budget, select=subject.columns, io=disk.io)
     operator = OPERATORS["index_nested_loop"](spec)
-    # Waiting for the real disk counts, what the simulated one would have taken has not passed.
+    # Waiting for the real disk counts; the time of the simulated disk did not actually pass.
     clock = time.perf_counter if disk.name == "direct" else time.process_time
     began = clock()
     if stream.zipf is not None and disk.name == "simulated":
-        # A large pool would take long to fill by chance. Where keys are ranked, the hottest pages come last, and stay.
+        # A large pool would take long to fill by chance. If keys are ranked, the hottest pages come last, and stay.
         keys = np.arange(stream.zipf.n, 0, -_PAGE_ROWS, dtype=np.int64)
         for start in range(0, keys.size, 256):
             consume(operator.offer(stream.of_keys(keys[start : start + 256])))
@@ -277,6 +264,6 @@ def baseline_rate(subject: Subject, disk: DiskUnderTest, budget: Budget, stream:
 
 
 def consume(output: Iterator[pa.RecordBatch]) -> None:
-    """Run an operator's work, as a consumer that keeps nothing."""
+    """Run an operator's work and discard the output."""
     for _ in output:
         pass

@@ -4,11 +4,12 @@ from functools import partial
 
 import numpy as np
 
-from dovetail.lab.cloud_data import cloud_stream, clouds
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail.lab.measure import Measurement, make_operator, measure_repeatedly
-from dovetail.lab.peers import peer_rates
-from dovetail.lab.semi_stream import (
+from dovetail.costs import MeshModel
+from dovetail_lab.cloud_data import cloud_stream, clouds
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.measure import Measurement, make_operator, measure_repeatedly
+from dovetail_lab.peers import peer_rates
+from dovetail_lab.semi_stream import (
     DISK_TITLES,
     MEMORY_PERCENT,
     NAMES,
@@ -20,9 +21,8 @@ from dovetail.lab.semi_stream import (
     service_rates,
     spread_text,
 )
-from dovetail.lab.subjects import DiskName, DiskUnderTest, Stream, Subject, TableStream, open_or_build
-from dovetail.model import MeshModel
-from dovetail.workloads import Zipf, relation_batches
+from dovetail_lab.subjects import DiskName, DiskUnderTest, Stream, Subject, TableStream, open_or_build
+from dovetail_lab.workloads import Zipf, relation_batches
 
 __all__ = ["EXPERIMENTS"]
 
@@ -148,7 +148,7 @@ def _judge_memory(measured: Measured) -> Verdict:
 
 
 def _skewed(context: Context, rows: int, skew: float) -> Subject:
-    """A relation whose join column follows Zipf's law: hot values have many rows."""
+    """A relation whose join column has a Zipf distribution: hot values have many rows."""
 
     def make() -> Subject:
         keys = Zipf(rows, skew, seed=context.seed)
@@ -167,7 +167,7 @@ def _skewed(context: Context, rows: int, skew: float) -> Subject:
 
 
 def _matches(rows: int, skew: float) -> float:
-    """Expected rows that a stream tuple meets, stream and relation being skewed towards the same values."""
+    """Expected matches per stream tuple if stream and relation are skewed towards the same values."""
     ranks = np.arange(1, rows + 1)
     return float((Zipf(rows, skew).probabilities(ranks) * Zipf(rows, _STREAM_SKEW).probabilities(ranks)).sum() * rows)
 

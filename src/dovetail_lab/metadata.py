@@ -3,8 +3,9 @@
 import tempfile
 from collections.abc import Callable
 
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail.lab.metadata_runs import (
+from dovetail.joins.promises import Schedule
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.metadata_runs import (
     Arrival,
     Curve,
     Scale,
@@ -13,7 +14,6 @@ from dovetail.lab.metadata_runs import (
     scheduling,
     without_metadata,
 )
-from dovetail.operators.metadata import Schedule
 
 __all__ = ["EXPERIMENTS"]
 
@@ -25,7 +25,7 @@ PRIORITY, RANDOM = "priority, value-oriented", "random, sequential"
 _RESULTS = Axis("Results given out", "tuples")
 _SECONDS = Axis("CPU time", "s")
 _BATCH_ITEMS = 10
-# What XJoin would hold is some 75 bytes an access record; a third of it makes it overflow.
+# XJoin would hold about 75 bytes per access record; a third of it makes it overflow.
 _OVERFLOW_BYTES = 25
 
 
@@ -34,7 +34,7 @@ def _scale(context: Context) -> Scale:
 
 
 def _compile() -> None:
-    """What is compiled or loaded once must not count for whoever comes first."""
+    """Compile and load everything first, so that it does not count for the first run."""
     small = Scale(items=60)
     scheduling(small, "ordered", Schedule(), "")
     with tempfile.TemporaryDirectory() as directory:
@@ -43,7 +43,7 @@ def _compile() -> None:
 
 
 def _by_turns(runs: dict[str, Callable[[], Curve]], repeats: int) -> dict[str, list[Curve]]:
-    """Every run several times, by turns, so that what else the machine does meets all of them."""
+    """Repeat every run, in turns, so that other load on the machine affects all of them."""
     found: dict[str, list[Curve]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -75,7 +75,7 @@ def _parameters(scale: Scale) -> dict[str, int]:
 
 
 def _at(series: Series, share: float) -> float:
-    """The value when that share of the results is out; from the nearest point before."""
+    """The value when that fraction of the results is out, from the last point before it."""
     results = [float(x) for x in series.x]
     return [y for x, y in zip(results, series.y, strict=True) if x <= share * results[-1] or x == results[0]][-1]
 
@@ -129,7 +129,7 @@ def _judge_scheduling(measured: Measured) -> Verdict:
 
 
 def _against_xjoin(context: Context) -> dict[str, dict[str, list[Curve]]]:
-    """Both figures are of the same runs; the second of them takes what the first has left."""
+    """Both figures use the same runs; the second one reuses them."""
     key = f"metadata against xjoin, {context.is_quick}, {context.repeats}"
     if key in context.shared:
         found: dict[str, dict[str, list[Curve]]] = context.shared[key]
@@ -164,7 +164,7 @@ def _time_against_xjoin(context: Context) -> Measured:
 
 
 def _crossing(panel: Panel) -> float | None:
-    """From how many results on MJoin is the faster one for good; None if it is not in the end."""
+    """The number of results from which MJoin stays faster; None if it is not faster at the end."""
     at = None
     ours, theirs = panel.of(OURS), panel.of(THEIRS)
     for results, mine, other in zip(ours.x, ours.y, theirs.y, strict=True):
@@ -182,7 +182,7 @@ def _judge_time(measured: Measured) -> Verdict:
         told.append(f"{panel.title}: {ratio:.2f} times as fast at the end, {when}")
     in_memory = [crossings["ordered arrival"], crossings["random arrival"]]
     is_crossed = all(at is not None for at in in_memory) and crossings["XJoin overflows"] is not None
-    # The paper's threshold, with room for a machine and a language of another kind.
+    # The paper's threshold, with a margin for a different machine and language.
     is_near = is_crossed and all(at is not None and 2500 <= at <= 22_500 for at in in_memory)
     return Verdict.of(
         shape=is_crossed,

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Schedule, ScheduledJoin
-from dovetail.operators.mjoin import MJoin, XJoin, mjoin_spec
-from dovetail.workloads.news import ACCESS_SCHEMA, NEWS_SCHEMA, NewsWorkload
+from dovetail.joins.multiway import MJoin, XJoin, mjoin_spec
+from dovetail.joins.promises import Metadata, MetadataJoin, Punctuation, Schedule, ScheduledJoin
+from dovetail_lab.workloads.news import ACCESS_SCHEMA, NEWS_SCHEMA, NewsWorkload
 
 __all__ = [
     "BULK",
@@ -30,12 +30,12 @@ __all__ = [
 SCHEMAS = {"news": NEWS_SCHEMA, "access": ACCESS_SCHEMA}
 Arrival = Literal["ordered", "random"]
 BULK = 500
-"""So many values that are over together are told in one punctuation, as a source that sends large batches would."""
+"""The number of completed values per punctuation, as from a source that sends large batches."""
 
 
 @dataclass
 class Curve:
-    """CPU seconds and bytes held, as results come out."""
+    """CPU seconds and bytes held, by number of results."""
 
     name: str
     results: list[int] = field(default_factory=lambda: [0])
@@ -57,26 +57,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much data an experiment has.
-
-    Attributes
-    ----------
-    items, accesses_per_item
-        The workload.
-    items_per_part
-        Postings between two punctuated stretches of the access stream: so many values are punctuated together.
-    runs
-        Each experiment is run so often, and the fastest run counts.
-    """
+    """The amount of data of an experiment."""
 
     items: int = 2000
     accesses_per_item: int = 10
-    items_per_part: int = 1
-    runs: int = 2
+    items_per_part: int = 1  # postings, and completed values, per punctuation
+    runs: int = 2  # the fastest run counts
 
 
 def fastest(run: Callable[[], Curve], runs: int) -> Curve:
-    """The fastest of several runs: what else the machine does only ever adds time."""
+    """The fastest of several runs: other load on the machine only adds time."""
     return min((run() for _ in range(runs)), key=lambda curve: curve.total_seconds)
 
 
@@ -84,7 +74,7 @@ def fastest(run: Callable[[], Curve], runs: int) -> Curve:
 
 
 def scheduling(scale: Scale, order: Arrival, schedule: Schedule, name: str) -> Curve:
-    """Time to results with immediate purging and punctuations passed on; the queues never become empty."""
+    """Time to results with immediate purging and propagated punctuations; the queues never become empty."""
     work = NewsWorkload(scale.items, scale.accesses_per_item, order)
     spec = mjoin_spec(SCHEMAS, on="sno", budget="512MB")
     join = ScheduledJoin(MetadataJoin(spec, Metadata(keys=["news"], goal="memory")), schedule)
@@ -116,14 +106,14 @@ def scheduling(scale: Scale, order: Arrival, schedule: Schedule, name: str) -> C
 
 
 def arrivals(scale: Scale, order: Arrival, batch_items: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, Any]]:
-    """News, access records, and the numbers that are over, a batch at a time."""
+    """News, access records, and the completed numbers, one batch at a time."""
     work = NewsWorkload(scale.items, scale.accesses_per_item, order)
     for news, accesses in work.parts(batch_items):
         yield news, accesses.records, accesses.closed
 
 
 def joined(join: MJoin, scale: Scale, order: Arrival, name: str, batch_items: int, uses_punctuations: bool) -> Curve:
-    """Time and memory of a join that is offered both inputs in turns; a punctuation for every value that is over."""
+    """Time and memory of a join that gets both inputs in turns, with a punctuation for every completed value."""
     curve, results, cpu = Curve(name), 0, 0.0
     parts = list(arrivals(scale, order, batch_items))
     every = max(1, len(parts) // 40)
@@ -138,7 +128,7 @@ def joined(join: MJoin, scale: Scale, order: Arrival, name: str, batch_items: in
             results += sum(out.num_rows for out in join.offer(source, batch))
         peak = max(peak, join.size())
         if uses_punctuations and isinstance(join, MetadataJoin):
-            # Records come in batches, and so do the punctuations behind them; purged at once, they come one by one.
+            # Records come in batches, and so do their punctuations; for immediate purging they come one by one.
             for several in [[each] for each in given] if join.metadata.purging_used == "immediate" else [given]:
                 results += sum(out.num_rows for out in join.punctuate("access", *several))
         cpu += time.process_time() - started
@@ -155,7 +145,7 @@ def joined(join: MJoin, scale: Scale, order: Arrival, name: str, batch_items: in
 
 
 def metadata_join(purge_count: int | None, budget: str | int = "512MB", directory: str | None = None) -> MetadataJoin:
-    """A one-to-many join that purges after so many punctuations; 1: at once."""
+    """A one-to-many join that purges after `purge_count` punctuations; 1: immediately."""
     spec = mjoin_spec(SCHEMAS, on="sno", budget=budget, flushing="random", spill_directory=directory)
     purging = "immediate" if purge_count == 1 else "batched"
     metadata = Metadata(keys=["news"], purging=purging, purge_count=purge_count, propagate=False)  # type: ignore[arg-type]
@@ -163,7 +153,7 @@ def metadata_join(purge_count: int | None, budget: str | int = "512MB", director
 
 
 def without_metadata(budget: str | int, directory: str) -> XJoin:
-    """A join of the same streams that knows nothing of them."""
+    """A join of the same streams without metadata."""
     return XJoin(mjoin_spec(SCHEMAS, on="sno", budget=budget, flushing="random", spill_directory=directory))
 
 
@@ -174,7 +164,7 @@ def against_xjoin(
     batch_items: int = 10,
     purge_count: int | None = 100,
 ) -> list[Curve]:
-    """Experiment 2: batch purging after 100 punctuations against a join that knows nothing."""
+    """Experiment 2: purging after 100 punctuations against a join without metadata."""
 
     def ours() -> Curve:
         with tempfile.TemporaryDirectory() as directory:
@@ -189,7 +179,7 @@ def against_xjoin(
 
 
 def purging(scale: Scale, order: Arrival, batch_items: int = 10) -> list[Curve]:
-    """Experiment 3: purging after every punctuation against purging after 100, and after what the join chooses."""
+    """Experiment 3: purging after every punctuation, after 100, and after a number that the join chooses."""
     found = []
     for count, name in ((1, "immediate"), (100, "batches of 100"), (None, "batches of its own choice")):
 

@@ -1,11 +1,11 @@
-"""What a user has without Dovetail: each batch of the stream joined with the whole relation, by today's engines.
+"""The alternatives to Dovetail: each batch of the stream joined with the whole relation, by current engines.
 
-All are measured in seconds of CPU, those of a JVM included: how many threads share the work, and what else the machine
-does, is left out. The relation is a Parquet file that the page cache holds, read anew for every batch.
+All are measured in CPU seconds, including those of a JVM: this excludes the number of threads and other load on the
+machine. The relation is a Parquet file in the page cache, read again for every batch.
 
-Flink does not join batches: it is given the relation once, keeps all of it in its heap, and joins a stream of uniform
-keys with it. What loading costs is left out, by the difference of a long and a short stream. It needs an interpreter of
-its own, since PyFlink asks for older packages: ``DOVETAIL_FLINK_PYTHON`` names it.
+Flink does not join batches: it loads the relation once, keeps all of it in its heap, and joins a stream of uniform keys
+with it. The cost of loading is excluded by taking the difference of a long and a short stream. It needs a separate
+interpreter, because PyFlink requires older packages: ``DOVETAIL_FLINK_PYTHON`` names it.
 """
 
 import os
@@ -19,11 +19,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dovetail.errors import InternalError
-from dovetail.lab.measure import consume
-from dovetail.lab.subjects import Stream, Subject
-from dovetail.memory import Budget
-from dovetail.operators import OPERATORS, join_spec
+from dovetail.core.errors import InternalError
+from dovetail.core.memory import Budget
+from dovetail.joins import OPERATORS, join_spec
+from dovetail_lab.measure import consume
+from dovetail_lab.subjects import Stream, Subject
 
 __all__ = ["peer_rates"]
 
@@ -38,7 +38,7 @@ _FLINK_HEAP = {"JAVA_TOOL_OPTIONS": "-Xmx10g"}
 def peer_rates(
     subject: Subject, stream: Callable[[], Stream], batch_rows: int, budget: Budget, directory: Path, with_spark: bool
 ) -> dict[str, list[float]]:
-    """Tuples per second of CPU of each engine, one per repeat; those that are not installed are left out."""
+    """Tuples per CPU second of each engine, one per repeat; engines that are not installed are left out."""
     parquet = _parquet_of(subject, directory)
     source = stream()
     tuples = pa.Table.from_batches([source.next(batch_rows)]).drop_columns(["__code"])
@@ -52,7 +52,7 @@ def peer_rates(
     if with_spark:
         rates |= {name: [batch_rows / s for s in seconds] for name, seconds in _spark(parquet, tuples).items()}
         if _FLINK_PYTHON in os.environ:
-            # Once: it takes minutes, most of them to load the relation twice.
+            # Once: it takes minutes, mostly to load the relation twice.
             rates["Flink, all of R in its heap"] = [_flink(subject.rows)]
     return rates
 
@@ -80,7 +80,7 @@ def _timed(join: Callable[[], int], clock: Callable[[], float]) -> list[float]:
 
 
 def _dovetail(subject: Subject, stream: Callable[[], Stream], batch_rows: int, budget: Budget) -> list[float]:
-    """The operator with its cache warm, each batch drained: complete when it ends, as the others are."""
+    """The operator with a warm cache, each batch drained: complete when it ends, like the others."""
     spec = join_spec(subject.relation, subject.stream_schema, budget=budget, select=subject.columns, io="map")
     operator, source = OPERATORS["auto"](spec), stream()
     rates = []
@@ -121,7 +121,7 @@ def _polars(parquet: Path, tuples: pa.Table) -> Callable[[], int]:
 
 
 def _spark(parquet: Path, tuples: pa.Table) -> dict[str, list[float]]:
-    """Spark's own joins: sorted and merged, and with the relation broadcast."""
+    """Spark's own joins: sort-merge, and with the relation broadcast."""
     from pyspark.sql import functions
 
     from dovetail.cli.session import spark_session
@@ -145,7 +145,7 @@ def _spark(parquet: Path, tuples: pa.Table) -> dict[str, list[float]]:
 
 
 def _flink(rows: int) -> float:
-    """Tuples per second of CPU of a regular join, without the time to load the relation."""
+    """Tuples per CPU second of a regular join, without the time to load the relation."""
     seconds, environment = [], {**os.environ, **_FLINK_HEAP}
     for tuples in _FLINK_TUPLES:
         program = str(Path(__file__).with_name("flink_join.py"))
@@ -157,12 +157,12 @@ def _flink(rows: int) -> float:
             seconds.append(_cpu_seconds(process.pid))
             process.stdin.close()
         if not is_ready:
-            raise InternalError(f"{' '.join(command)} ended with {process.returncode}; what it wrote says why.")
+            raise InternalError(f"{' '.join(command)} ended with {process.returncode}; see its output.")
     return (_FLINK_TUPLES[1] - _FLINK_TUPLES[0]) / (seconds[1] - seconds[0])
 
 
 def _cpu_seconds(process: int) -> float:
-    """CPU time of a process, of children that have ended, and of those that run."""
+    """CPU time of a process and of its children, ended and running."""
     total, parents = 0.0, {process}
     processes = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     for number in processes:

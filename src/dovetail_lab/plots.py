@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import PlanError
-from dovetail.lab.experiment import Axis, Panel, Series
+from dovetail.core.errors import PlanError
+from dovetail_lab.experiment import Axis, Panel, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,38 +14,34 @@ if TYPE_CHECKING:
 __all__ = ["INK", "PAPER", "draw"]
 
 INK, PAPER = "#2b2f36", "#ffffff"
-"""The colours of text and background in a plot's SVG; a page may replace them by its own."""
+"""The colours of text and background in a plot's SVG; a page may replace them."""
 
-# Okabe and Ito's colours that stand out on white and on dark grey alike, with marks that tell them apart in grey.
+# Okabe and Ito's colours that are visible on white and on dark grey, with markers that distinguish them in greyscale.
 _COLOURS = ("#0f7fb8", "#d55e00", "#009e73", "#c06aa0", "#b8860b", "#5b6ee1", "#7a7f87")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 _PANEL_INCHES = (4.7, 3.5)
 _PANELS_PER_ROW = 2
 _LEGEND_ROW_INCHES = 0.24
-_LABEL_LINE = 0.065  # a line of a tick's label, as a part of the axes' height
-_STEM = 0.8  # the part of the room between two groups of bars that the bars take
+_LABEL_LINE = 0.065  # height of a line of a tick label, as a fraction of the axes' height
+_STEM = 0.8  # fraction of the distance between two groups of bars that the bars take
 _MOST_MARKS = 40
 _AXIS_POINTS, _CHARACTER_POINTS = 250, 5.6
-_LABEL_CHARACTERS = 50  # what fits below the x axis in one line
+_LABEL_CHARACTERS = 50  # fit below the x axis in one line
 
 
 def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
     """Draw the panels of a result side by side, each with its own legend below it.
 
-    Parameters
-    ----------
-    name
-        What identifiers inside the SVG begin with, so that several may stand in one page.
-    panels
-        The plots.
-    format
-        ``"svg"`` or ``"png"``.
+    ``name`` is the prefix of identifiers inside the SVG, so that several can be in one page. ``format`` is ``"svg"`` or
+    ``"png"``.
     """
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise PlanError("Plots need matplotlib, which is not installed.", hint="pip install 'dovetail[lab]'") from error
+        raise PlanError(
+            "Plots need matplotlib, which is not installed.", hint="pip install ./src/dovetail_lab"
+        ) from error
     from matplotlib.figure import Figure
 
     settings: dict[Any, Any] = {
@@ -73,7 +69,7 @@ def draw(name: str, panels: Sequence[Panel], format: str = "svg") -> bytes:
         for number, panel in enumerate(panels):
             _draw_panel(figure.add_subplot(rows, columns, number + 1), panel)
         output = io.BytesIO()
-        # Tight: a legend below labels of several lines may reach beyond what the layout has reckoned with.
+        # Tight: a legend below labels of several lines may be larger than the layout expects.
         metadata = {"Date": None} if format == "svg" else None
         figure.savefig(output, format=format, dpi=110, bbox_inches="tight", pad_inches=0.08, metadata=metadata)
     return output.getvalue()
@@ -120,7 +116,7 @@ def _prepare(axes: "Axes", panel: Panel) -> None:
 
 
 def _set_ticks(axes: "Axes", panel: Panel) -> None:
-    """Plain numbers with separators; on a logarithmic x axis of a few places, a tick at each of them."""
+    """Plain numbers with separators; on a logarithmic x axis with few positions, a tick at each of them."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
     plain = FuncFormatter(lambda value, _: _number(value))
@@ -137,7 +133,7 @@ def _set_ticks(axes: "Axes", panel: Panel) -> None:
     axes.yaxis.set_major_formatter(plain)
     if panel.y.scale == "log":
         values = [value for series in panel.series for value in series.y if value > 0]
-        # Within one power of ten the major ticks alone would leave the axis bare.
+        # Within one power of ten the major ticks alone would leave the axis empty.
         if values and max(values) / min(values) < 12:
             axes.yaxis.set_minor_formatter(plain)
             axes.tick_params(axis="y", which="minor", labelsize=7.5)
@@ -146,7 +142,7 @@ def _set_ticks(axes: "Axes", panel: Panel) -> None:
 
 
 def _are_apart(places: Sequence[float]) -> bool:
-    """Whether labels at these places of a logarithmic axis have room beside each other.
+    """Whether labels at these positions of a logarithmic axis do not overlap.
 
     Examples
     --------
@@ -187,7 +183,7 @@ def _draw_series(axes: "Axes", series: Series, number: int, mark: str) -> None:
 
 
 def _draw_bars(axes: "Axes", every: Sequence[Series]) -> int:
-    """Draw groups of bars; gives the lines that the longest label below them takes."""
+    """Draw groups of bars; return the number of lines of the longest label below them."""
     places = list(dict.fromkeys(str(place) for series in every for place in series.x))
     width = _STEM / len(every)
     for number, series in enumerate(every):
@@ -208,7 +204,7 @@ def _draw_bars(axes: "Axes", every: Sequence[Series]) -> int:
 
 
 def _folded(text: str, width: int) -> str:
-    """A label in lines of about so many characters."""
+    """Wrap a label at about `width` characters."""
     lines = [""]
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -219,7 +215,7 @@ def _folded(text: str, width: int) -> str:
 
 
 def _number(value: float) -> str:
-    """A tick's number: no more digits than it needs, large ones with separators.
+    """Format the number of a tick: only the digits it needs, large numbers with separators.
 
     Examples
     --------
@@ -232,5 +228,5 @@ def _number(value: float) -> str:
 
 
 def axis_of(axis: Axis) -> str:
-    """An axis in words, for a reader who does not see the plot."""
+    """Describe an axis in words, for readers who cannot see the plot."""
     return axis.text + (", logarithmic" if axis.scale == "log" else "")

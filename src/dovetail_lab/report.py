@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.errors import PlanError
-from dovetail.lab.experiment import Experiment, Outcome
-from dovetail.lab.plots import INK, PAPER, axis_of, draw
-from dovetail.lab.results import Result, read_results
+from dovetail.core.errors import PlanError
+from dovetail_lab.experiment import Experiment, Outcome
+from dovetail_lab.plots import INK, PAPER, axis_of, draw
+from dovetail_lab.results import Result, read_results
 
 __all__ = ["Report", "summary_table", "verdict_table", "write_report", "write_summary"]
 
@@ -23,7 +23,7 @@ _MARKS: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and the verdicts in it."""
+    """The files written, and the verdicts in them."""
 
     html: Path
     markdown: Path
@@ -32,16 +32,9 @@ class Report:
 
 
 def write_report(experiments: Sequence[Experiment], results: Path, target: Path) -> Report:
-    """Build the report of all results of the experiments; results are judged anew, and their files say the same after.
+    """Build the report of all results, in the order of the experiments. Results are judged again and updated.
 
-    Parameters
-    ----------
-    experiments
-        In the order in which they appear.
-    results
-        Where the results are.
-    target
-        Where ``index.html``, ``index.md`` and the plots go.
+    ``target`` gets ``index.html``, ``index.md`` and the plots.
     """
     stored = read_results(results)
     if not stored:
@@ -72,13 +65,7 @@ def write_report(experiments: Sequence[Experiment], results: Path, target: Path)
 
 
 def verdict_table(experiments: Sequence[Experiment], results: Mapping[str, Result], link: str) -> list[str]:
-    """The table of verdicts in Markdown, a line per experiment that has a result.
-
-    Parameters
-    ----------
-    link
-        The page that each name leads to.
-    """
+    """The table of verdicts in Markdown, one line per experiment with a result, linking to the page ``link``."""
     lines = ["| paper | figure | what it shows | verdict | measured here |", "|---|---|---|---|---|"]
     for experiment in experiments:
         if experiment.name in results:
@@ -94,7 +81,7 @@ TABLE_BEGIN, TABLE_END = "<!-- verdicts of the lab -->", "<!-- end of the verdic
 
 
 def summary_table(experiments: Sequence[Experiment], results: Mapping[str, Result], link: str) -> list[str]:
-    """The verdicts by paper in Markdown: which figures each outcome has."""
+    """The verdicts by paper in Markdown: the figures of each outcome."""
     lines = [f"| paper | {' | '.join(_OUTCOMES)} |", "|---|---|---|---|"]
     for paper in dict.fromkeys(experiment.paper for experiment in experiments):
         found: dict[str, list[str]] = {outcome: [] for outcome in _OUTCOMES}
@@ -108,7 +95,7 @@ def summary_table(experiments: Sequence[Experiment], results: Mapping[str, Resul
 
 
 def write_summary(path: Path, experiments: Sequence[Experiment], results: Mapping[str, Result], link: str) -> None:
-    """Replace what stands between the two marks in a Markdown file by the table of verdicts."""
+    """Replace the text between the two marks in a Markdown file with the table of verdicts."""
     text = path.read_text(encoding="utf-8")
     before, begin, rest = text.partition(TABLE_BEGIN)
     _, end, after = rest.partition(TABLE_END)
@@ -167,7 +154,7 @@ _INTRODUCTION = (
 
 def _markdown(entries: Sequence[tuple[Experiment, Result, bytes]]) -> Iterator[str]:
     yield "# The papers' experiments\n"
-    yield f"{_INTRODUCTION} How to run them: [README.md](README.md). Built by `make lab-report`.\n"
+    yield f"{_INTRODUCTION} How to run them: [the experiments](experiments.md). Built by `make lab-report`.\n"
     yield f"Verdicts: {_summary(entries)}.\n"
     yield f"Measured on {_where(entries)}\n"
     yield from verdict_table(
@@ -279,7 +266,7 @@ def _text(text: str) -> str:
 
 
 def _inline(picture: bytes) -> str:
-    """The SVG for a page that has colours of its own: ink as the page's text, no background."""
+    """The SVG for a page with its own colours: text in the page's colour, no background."""
     svg = picture.decode("utf-8")
     svg = svg[svg.index("<svg") :]
     return svg.replace(INK, "currentColor").replace(f"fill: {PAPER}", "fill: none").strip()

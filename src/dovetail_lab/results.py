@@ -1,4 +1,4 @@
-"""Results as plain JSON files, one per experiment: what was measured, when, where, with what, and the verdict."""
+"""Results as JSON files, one per experiment: measurement, time, machine, versions and verdict."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-import dovetail
-from dovetail.errors import PlanError
-from dovetail.lab.experiment import Axis, Experiment, Measured, Panel, Series, Verdict
+from dovetail.core.errors import PlanError
+from dovetail.core.version import __version__
+from dovetail_lab.experiment import Axis, Experiment, Measured, Panel, Series, Verdict
 
 __all__ = ["Result", "environment", "read_results"]
 
@@ -54,7 +54,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """What `as_dict` gave."""
+        """Read the output of `as_dict`."""
         if document.get("format") != FORMAT:
             raise PlanError(f"A result of format {document.get('format')} cannot be read.", hint="Run it again.")
         panels = tuple(_panel_of(panel) for panel in document["panels"])
@@ -66,11 +66,11 @@ class Result:
         )
 
     def judged_by(self, experiment: Experiment) -> Self:
-        """The same measurement, judged by the experiment as it is now."""
+        """The same measurement, judged by the current experiment."""
         return replace(self, verdict=experiment.judge(self.measured))
 
     def write(self, directory: Path) -> Path:
-        """Write it whole or not at all; a result of the same experiment is replaced."""
+        """Write it atomically; an existing result of the experiment is replaced."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.experiment}.json"
         draft = directory / f".{self.experiment}.{os.getpid()}"
@@ -80,7 +80,7 @@ class Result:
 
 
 def read_results(directory: Path) -> dict[str, Result]:
-    """All results below a directory, by the name of their experiment."""
+    """All results in a directory, by experiment name."""
     found = {}
     for path in sorted(directory.glob("*.json")):
         try:
@@ -94,7 +94,7 @@ def read_results(directory: Path) -> dict[str, Result]:
 
 
 def environment() -> tuple[dict[str, Any], dict[str, str]]:
-    """The machine and the versions that a result was made with.
+    """The current machine and versions, recorded with a result.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def environment() -> tuple[dict[str, Any], dict[str, str]]:
         "cores": os.cpu_count() or 1,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-    versions = {"dovetail": dovetail.__version__, "python": platform.python_version()}
+    versions = {"dovetail": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
             versions[name] = metadata.version(name)
@@ -134,7 +134,7 @@ def _panel_of(document: Mapping[str, Any]) -> Panel:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers with as many digits as a measurement has, tuples as lists, numpy's numbers as Python's."""
+    """Round numbers to the precision of a measurement; convert tuples to lists, and numpy numbers to Python's."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

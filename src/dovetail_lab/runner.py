@@ -1,4 +1,4 @@
-"""Run experiments one after the other; what is finished is on disk at once, so that a run can be broken off."""
+"""Run experiments one after the other. Finished results are written at once, so that a run can be interrupted."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dovetail.lab.experiment import Context, Experiment
-from dovetail.lab.results import Result, environment, read_results
+from dovetail_lab.experiment import Context, Experiment
+from dovetail_lab.results import Result, environment, read_results
 
 __all__ = ["DEFAULT_REPEATS", "DEFAULT_SEED", "Request", "Step", "run_experiments"]
 
 DEFAULT_SEED = 2007
 DEFAULT_REPEATS = {"quick": 1, "full": 3}
-# What an experiment is thought to take that was never run here, in seconds: for the time left alone.
+# The assumed duration, in seconds, of an experiment that never ran here; only for the estimate of the remaining time.
 _EXPECTED_SECONDS = {"quick": 20.0, "full": 100.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to run, and where results and data go."""
+    """What to run, and the directories of results and data."""
 
     experiments: Sequence[Experiment]
     results: Path
@@ -36,43 +36,26 @@ class Request:
 
     @property
     def times(self) -> int:
-        """How often each measurement is repeated."""
+        """The number of repeats per measurement."""
         return DEFAULT_REPEATS[self.size] if self.repeats is None else self.repeats
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where a run is: told before, during and after each experiment.
-
-    Attributes
-    ----------
-    experiment
-        The one that is run.
-    number, total
-        Its place among those that are run.
-    share_done
-        The part of the whole run's expected time that has passed, 0 to 1.
-    seconds_left
-        An estimate: experiments that were run here before count with the time that they took then.
-    result
-        What it gave, once it is done.
-    """
+    """The progress of a run, reported before, during and after each experiment."""
 
     experiment: Experiment
-    number: int
+    number: int  # its position among the experiments of the run
     total: int
-    share_done: float
-    seconds_left: float
-    result: Result | None = None
+    share_done: float  # fraction of the expected time of the whole run, 0 to 1
+    seconds_left: float  # estimated from the duration of earlier runs
+    result: Result | None = None  # once it is done
 
 
 def run_experiments(request: Request, report: Callable[[Step], None] = lambda step: None) -> list[Result]:
-    """Run what was asked for; with ``is_resumed``, leave out what has a result of the same size, seed and repeats.
+    """Run the requested experiments and return their results, in order.
 
-    Returns
-    -------
-    list of Result
-        One per experiment asked for, in their order: those left out as they are on disk.
+    With ``is_resumed``, experiments with a stored result of the same size, seed and repeats are not run again.
     """
     request.results.mkdir(parents=True, exist_ok=True)
     request.data.mkdir(parents=True, exist_ok=True)
@@ -116,7 +99,7 @@ def _is_answer(request: Request, result: Result) -> bool:
 
 
 class _Clock:
-    """Guesses how much of a run is done and how long the rest takes, from how long experiments took before."""
+    """Estimates the progress and the remaining time of a run from the duration of earlier runs."""
 
     def __init__(self, experiments: Iterable[Experiment], known: Mapping[str, Result], size: str) -> None:
         self._expected = [
@@ -127,11 +110,11 @@ class _Clock:
         self._began = time.monotonic()
 
     def progress(self, finished: int, share: float) -> tuple[float, float]:
-        """(share done, seconds left) when so many are finished and the next one is done to a share."""
+        """(fraction done, seconds left) when `finished` are done, and the fraction `share` of the next one."""
         done = sum(self._expected[:finished]) + share * sum(self._expected[finished : finished + 1])
         part = min(1.0, done / self._total) if self._total else 1.0
         left = self._total - done
-        # Once a tenth is done, the pace so far says more than the expectation.
+        # Once a tenth is done, the pace so far is a better estimate.
         if part > 0.1:
             left = (time.monotonic() - self._began) * (1 - part) / part
         return part, left

@@ -1,16 +1,16 @@
-"""What the experiments of the three semi-stream papers share: relations built once, curves of service rates."""
+"""Shared parts of the experiments of the three semi-stream papers: relations built once, curves of service rates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.lab.experiment import Axis, Context, Series
-from dovetail.lab.measure import Measurement, Rate, baseline_rate, make_operator, measure_repeatedly
-from dovetail.lab.subjects import DiskName, DiskUnderTest, Stream, Subject, kept_factors, synthetic
-from dovetail.memory import Budget
-from dovetail.model import CostFactors
-from dovetail.operators import SemiStreamOperator
+from dovetail.core.memory import Budget
+from dovetail.costs import CostFactors
+from dovetail.joins import SemiStreamOperator
+from dovetail_lab.experiment import Axis, Context, Series
+from dovetail_lab.measure import Measurement, Rate, baseline_rate, make_operator, measure_repeatedly
+from dovetail_lab.subjects import DiskName, DiskUnderTest, Stream, Subject, kept_factors, synthetic
 
 __all__ = [
     "DISK_TITLES",
@@ -31,12 +31,12 @@ DISK_TITLES: Mapping[DiskName, str] = {"simulated": "disk of the papers' day", "
 SERVICE_RATE = Axis("Service rate", "tuples/s")
 MEMORY_PERCENT = Axis("Memory", "% of R")
 
-# A lookup at a time: enough of them to fill the pool and to see its hits, however slow they are.
+# A single lookup at a time: enough of them to fill the pool and measure its hit ratio, however slow they are.
 _BASELINE_SECONDS = (0.3, 1.5)
 
 
 class Bench:
-    """The relations and cost factors of a run, made when they are first asked for."""
+    """The relations and cost factors of a run, created on first use."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -46,7 +46,7 @@ class Bench:
 
     @classmethod
     def of(cls, context: Context) -> "Bench":
-        """The run's bench: experiments of one run share it."""
+        """The bench of a run, shared by its experiments."""
         bench = context.shared.setdefault("bench", None) or cls(context)
         context.shared["bench"] = bench
         return bench
@@ -73,7 +73,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Point:
-    """A place on the x axis: a relation, memory, a stream, and optionally the block size."""
+    """A point on the x axis: a relation, memory, a stream, and optionally the block size."""
 
     x: float | str
     subject: Subject
@@ -90,7 +90,7 @@ def _tuned(point: Point, kind: str, disk: DiskUnderTest, stream: Stream) -> Semi
 
 
 def unpaced(point: Point, kind: str, disk: DiskUnderTest, stream: Stream) -> SemiStreamOperator:
-    """Like `make_operator`, but as many tuples enter together as have room: few of them reach SSBJ's disk phase."""
+    """Like `make_operator`, but as many tuples enter together as fit: few of them reach SSBJ's disk phase."""
     return make_operator(point.subject, kind, disk, point.budget, stream, point.block_rows, is_paced=False)
 
 
@@ -102,13 +102,7 @@ def service_rates(
     build: Build = _tuned,
     warm_share: float = 40.0,
 ) -> dict[str, list[list[Rate]]]:
-    """Measure every strategy at every point, strategies by turns.
-
-    Returns
-    -------
-    dict
-        Per strategy, per point, its rates: one per repeat.
-    """
+    """Measure every strategy at every point, strategies in turns: one rate per strategy, point and repeat."""
     bench = Bench.of(context)
     taken: dict[str, list[list[Rate]]] = {kind: [] for kind in kinds}
     for point in context.each(points):
@@ -138,7 +132,7 @@ def rate_series(points: Sequence[Point], taken: Mapping[str, list[list[Rate]]]) 
 
 
 def memory_for_rates(budgets_bytes: Sequence[float], rates: Sequence[float], wanted: Sequence[float]) -> list[float]:
-    """The memory that serves each wanted rate, read off a measured curve of rates by memory (linear on log scales).
+    """The memory for each wanted rate, interpolated in a measured curve of rates by memory (linear on log scales).
 
     Examples
     --------
@@ -152,7 +146,7 @@ def memory_for_rates(budgets_bytes: Sequence[float], rates: Sequence[float], wan
 
 
 def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of a line through the points on log scales: 1 is proportional, below 1 diminishing returns.
+    """The slope of a line through the points on log scales: 1 is proportional, below 1 means diminishing returns.
 
     Examples
     --------
@@ -163,12 +157,12 @@ def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def most(x: Sequence[float | str], y: Sequence[float]) -> float | str:
-    """The place of the highest value."""
+    """The position of the highest value."""
     return x[int(np.argmax(y))]
 
 
 def spread_text(values: Sequence[float], form: str = "{:.1f}") -> str:
-    """ "1.2 to 3.4", or one number where they are all alike.
+    """ "1.2 to 3.4", or one number if they are all the same.
 
     Examples
     --------

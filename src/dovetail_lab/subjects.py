@@ -1,4 +1,4 @@
-"""What semi-stream joins are measured on: a relation on disk, streams that meet it, a disk and its clock."""
+"""The setup of semi-stream measurements: a relation on disk, streams, a disk and its clock."""
 
 import os
 import shutil
@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dovetail.memory import Budget
-from dovetail.model import CostFactors, JoinProfile, tune
-from dovetail.model.calibrate import calibrate
-from dovetail.model.calibrate import measure as measure_factors
-from dovetail.model.explain import Plan, Strategy
-from dovetail.operators.window import StreamWindow
+from dovetail.core.memory import Budget
+from dovetail.costs import CostFactors, JoinProfile, tune
+from dovetail.costs.explain import Plan, Strategy
+from dovetail.joins.calibration.calibrate import calibrate
+from dovetail.joins.calibration.calibrate import measure as measure_factors
+from dovetail.joins.window.stream_window import StreamWindow
 from dovetail.relation import Relation
 from dovetail.relation.io import SimulatedDisk
 from dovetail.relation.shard_reader import ShardReader
-from dovetail.workloads import Zipf, make_stream_batch, relation_batches
+from dovetail_lab.workloads import Zipf, make_stream_batch, relation_batches
 
 __all__ = [
     "OFFERED_TUPLES",
@@ -50,7 +50,7 @@ KeyOrder = Literal["shuffled", "ranked"]
 
 
 class Keys(Protocol):
-    """Where a stream's keys come from: `Zipf`, or anything else that draws."""
+    """A source of stream keys: `Zipf`, or anything else with `sample`."""
 
     def sample(self, size: int) -> NDArray[np.int64]:
         """Draw the next keys."""
@@ -59,7 +59,8 @@ class Keys(Protocol):
 class Stream:
     """An endless stream of 20-byte tuples in batches.
 
-    Keys are doubled and, without a match, made odd: relations have even keys, so that unmatched ones lie between them.
+    Keys are doubled and, if they should have no match, made odd: relations have even keys, so that unmatched keys are
+    between them.
     """
 
     def __init__(self, keys: Keys, is_matched: bool = True, *, is_doubled: bool = True) -> None:
@@ -70,7 +71,7 @@ class Stream:
 
     @property
     def zipf(self) -> Zipf | None:
-        """The law that the keys follow, if it is that one."""
+        """The Zipf distribution of the keys, if they have one."""
         return self.keys if isinstance(self.keys, Zipf) else None
 
     def next(self, rows: int = OFFERED_TUPLES) -> pa.RecordBatch:
@@ -78,22 +79,17 @@ class Stream:
         return self.of_keys(self.keys.sample(rows))
 
     def of_keys(self, keys: NDArray[np.int64]) -> pa.RecordBatch:
-        """Tuples with these keys instead of drawn ones, as the stream's next."""
+        """The stream's next tuples, with these keys instead of drawn ones."""
         batch = make_stream_batch(keys * self._factor + self._offset, first_sequence=self._tuples)
         self._tuples += batch.num_rows
         return batch.add_column(0, "__code", batch.column("k"))
 
 
 class TableStream(Stream):
-    """An endless stream that goes through the rows of a table again and again.
+    """An endless stream that repeats the rows of a table.
 
-    Parameters
-    ----------
-    table
-        The tuples.
-    key
-        The column that holds the join key; the others are renamed with ``s_`` before their name, so that none has the
-        name of a relation's column.
+    ``key`` is the join column. The other columns get the prefix ``s_``, so that none has the name of a relation's
+    column.
     """
 
     def __init__(self, table: pa.Table, key: str) -> None:
@@ -104,11 +100,11 @@ class TableStream(Stream):
 
     @property
     def zipf(self) -> Zipf | None:
-        """No law is known."""
+        """The distribution is unknown."""
         return None
 
     def next(self, rows: int = OFFERED_TUPLES) -> pa.RecordBatch:
-        """The next tuples, as many as are left before the table's end."""
+        """The next tuples, at most up to the end of the table."""
         if self._position >= self._batch.num_rows:
             self._position = 0
         part = self._batch.slice(self._position, rows)
@@ -117,11 +113,11 @@ class TableStream(Stream):
 
 
 class DiskUnderTest:
-    """A disk and the clock that tells what work on it takes.
+    """A disk, and the clock for work on it.
 
     ``simulated``: the papers' disk; CPU time plus the time that the disk would have taken. ``direct``: the real disk,
-    past the page cache; wall-clock time without the time that other processes had the CPU. ``memory``: mapped pages
-    that are in memory; CPU time.
+    bypassing the page cache; wall-clock time without the time that other processes had the CPU. ``memory``: mapped
+    pages in memory; CPU time.
     """
 
     def __init__(self, name: DiskName) -> None:
@@ -130,14 +126,14 @@ class DiskUnderTest:
         self.io: Any = {"direct": "direct", "memory": "map"}.get(name, self.simulated)
 
     def now(self) -> float:
-        """Seconds so far; only differences count."""
+        """Elapsed seconds; only differences are meaningful."""
         if self.name == "direct":
             return time.perf_counter() - _queued_s()
         return time.process_time() + (0.0 if self.simulated is None else self.simulated.elapsed_s)
 
 
 def _queued_s() -> float:
-    """How long this process has been ready to run while others ran; 0 where the system does not tell."""
+    """How long this process was ready to run while others ran; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except FileNotFoundError:
@@ -145,24 +141,24 @@ def _queued_s() -> float:
 
 
 class Subject:
-    """A relation in one shard, with what models and operators need to join a stream with it.
+    """A relation in one shard, and everything that models and operators need to join a stream with it.
 
     Parameters
     ----------
     relation
         The relation.
     columns
-        Those of its columns that the join puts out.
+        The columns that the join emits.
     stream
-        Any stream that meets it, for its schema.
+        Any stream joined with it, for its schema.
     factors
-        This machine's cost factors by way of reading, ``"direct"`` and ``"cached"``; asked for when needed.
+        A function that returns this machine's cost factors per I/O mode, ``"direct"`` and ``"cached"``.
     seed
-        What streams are drawn with.
+        The seed of the streams.
     row_bytes
-        The bytes of a row that budgets are a share of.
+        Bytes per row, of which budgets are a percentage.
     matches_per_tuple
-        Results per stream tuple, on average.
+        Mean number of results per stream tuple.
     """
 
     def __init__(
@@ -189,15 +185,15 @@ class Subject:
         self._plans: dict[tuple[str, DiskName, int, str], Plan] = {}
 
     def stream(self, exponent: float, order: KeyOrder, is_matched: bool = True) -> Stream:
-        """A stream whose keys follow Zipf's law over the relation's keys."""
+        """A stream with a Zipf distribution over the relation's keys."""
         return Stream(Zipf(self.rows, exponent, order=order, seed=self.seed), is_matched)
 
     def shard(self, disk: DiskUnderTest) -> ShardReader:
-        """The relation as the joins read it."""
+        """The relation as read by the joins."""
         return self.relation.shard(0, columns=self.columns, io=disk.io)
 
     def budget(self, percent: float) -> Budget:
-        """Memory as a share of the relation's bytes."""
+        """Memory as a percentage of the relation's bytes."""
         return Budget(int(self.rows * self.row_bytes * percent / 100))
 
     @property
@@ -208,7 +204,7 @@ class Subject:
         return self._factors
 
     def factors_for(self, disk: DiskUnderTest) -> CostFactors:
-        """Cost factors with that disk."""
+        """Cost factors for that disk."""
         if disk.name == "memory":
             return self.factors["cached"]
         if disk.name == "direct":
@@ -216,7 +212,7 @@ class Subject:
         return self.factors["cached"].with_disk(seek_s=PAPER_SEEK_S, bandwidth_bytes_per_s=PAPER_BANDWIDTH)
 
     def profile(self, stream: Stream) -> JoinProfile:
-        """What the models need to know, with the bytes per tuple that the window really takes."""
+        """The profile for the models, with the actual bytes per tuple of the window."""
         zipf = stream.zipf
         key = repr(zipf)
         if key not in self._profiles:
@@ -233,7 +229,7 @@ class Subject:
         return self._profiles[key]
 
     def plan(self, strategy: Strategy, disk: DiskUnderTest, budget: Budget, stream: Stream) -> Plan:
-        """What the model finds best and predicts; it knows of no index, so what that takes is not its to divide."""
+        """The best plan by the model. The model does not know the index, so its memory is subtracted first."""
         key = (strategy, disk.name, budget.total_bytes, repr(stream.zipf))
         if key not in self._plans:
             index_bytes = self.shard(disk).index_bytes if strategy == "hybrid" else 0
@@ -251,7 +247,7 @@ def synthetic(
     seed: int = 3,
     row_bytes: int = ROW_BYTES,
 ) -> Subject:
-    """The papers' synthetic relation: unique even keys, rows of 120 bytes; built once, kept in the directory."""
+    """The papers' synthetic relation: unique even keys, rows of 120 bytes; built once and kept in the directory."""
     path = directory / f"r-{rows}-{row_bytes}"
     relation = open_or_build(path, lambda: _even_rows(rows, row_bytes))
     source = Stream(Zipf(rows, 0.0, seed=seed))
@@ -280,12 +276,12 @@ def kept_factors(directory: Path) -> dict[str, CostFactors]:
 
 
 def open_or_build(path: Path, batches: Callable[[], Iterator[pa.RecordBatch]], on: str = "k") -> Relation:
-    """The relation at the path; built there, in one shard, if it is missing."""
+    """Open the relation at the path, or build it there, in one shard."""
     if path.exists():
         return Relation.open(path)
     rows = batches()
     first = next(rows)
-    # Built beside and renamed: a run that is broken off leaves no half a relation behind.
+    # Built in another directory and renamed: an interrupted run leaves no partial relation.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     Relation.build(pa.RecordBatchReader.from_batches(first.schema, chain([first], rows)), draft, on=on, shards=1)

@@ -1,6 +1,6 @@
-"""How long tuples wait: for their match when a join is busy, for the disk when few arrive; and which pages are read.
+"""Waiting times of tuples, for their match under load and for the disk at low rates, and the pages that are read.
 
-Time is that of the papers' disk: the CPU's plus what the simulated disk would have taken.
+Time is that of the papers' disk: CPU time plus the time that the simulated disk would have taken.
 """
 
 import math
@@ -11,22 +11,22 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.lab.measure import WARM_ROUNDS, Rounds, consume, make_operator
-from dovetail.lab.subjects import PAPER_BANDWIDTH, DiskUnderTest, Stream, Subject
-from dovetail.memory import Budget
-from dovetail.operators import OPERATORS, SemiStreamOperator, join_spec
+from dovetail.core.memory import Budget
+from dovetail.joins import OPERATORS, SemiStreamOperator, join_spec
 from dovetail.relation.io import SimulatedDisk
+from dovetail_lab.measure import WARM_ROUNDS, Rounds, consume, make_operator
+from dovetail_lab.subjects import PAPER_BANDWIDTH, DiskUnderTest, Stream, Subject
 
 __all__ = ["PageUse", "arrival_waits", "matching_time_at", "matching_times"]
 
 _WARM_SECONDS = 20.0
 _BATCHES_PER_WINDOW = 128
-# HYBRIDJOIN's hot blocks bring many tuples out at once, and come seldom: a span must have several of them.
+# HYBRIDJOIN's hot blocks release many tuples at once, but rarely: a measurement must cover several of them.
 _MEASURED_WINDOWS = 9
 
 
 class PageUse(SimulatedDisk):
-    """A simulated disk that remembers which parts of which file were read.
+    """A simulated disk that records which parts of which file were read.
 
     Examples
     --------
@@ -42,22 +42,22 @@ class PageUse(SimulatedDisk):
         self._reads: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def access(self, file: str, offset: int, length: int) -> None:
-        """Account for a read, and remember it."""
+        """Account for a read, and record it."""
         super().access(file, offset, length)
         self._reads[file].append((offset, length))
 
     def bytes_per_group(self, groups: int) -> NDArray[np.float64]:
-        """Bytes read of each of so many equal parts of the file that most was read of."""
+        """Bytes read of each of `groups` equal parts of the file with the most reads."""
         reads = max(self._reads.values(), key=lambda every: sum(length for _, length in every))
         offsets, lengths = (np.array(column, dtype=np.float64) for column in zip(*reads, strict=True))
         edges = np.linspace(0, float((offsets + lengths).max()), groups + 1)
-        # What lies before each edge, summed over all reads; the difference is what lies between two.
+        # Bytes before each edge, summed over all reads; the difference is what is between two edges.
         before = np.array([np.clip(edge - offsets, 0, lengths).sum() for edge in edges])
         return np.diff(before)
 
 
 def matching_times(subject: Subject, kind: str, budget: Budget, stream: Stream, repeats: int) -> list[float]:
-    """Mean seconds from a tuple's entry to its match in a join that is fed as fast as it takes tuples, per repeat."""
+    """Mean seconds from a tuple's entry to its match in a join that is fed as fast as it accepts tuples, per repeat."""
     disk = DiskUnderTest("simulated")
     operator = make_operator(subject, kind, disk, budget, stream)
     batch_rows = max(64, operator.window_capacity // _BATCHES_PER_WINDOW)
@@ -78,7 +78,7 @@ def matching_times(subject: Subject, kind: str, budget: Budget, stream: Stream, 
 def _feed(
     operator: SemiStreamOperator, stream: Stream, disk: DiskUnderTest, batch_rows: int, entered: list[float]
 ) -> tuple[float, int]:
-    """Offer a batch; gives the seconds that all tuples which it brought out had been in, and their number."""
+    """Offer a batch; return the total waiting time of the tuples that left, and their number."""
     entered.append(disk.now())
     times, total, tuples = np.array(entered), 0.0, 0
     for output in operator.offer(stream.next(batch_rows)):
@@ -91,14 +91,10 @@ def _feed(
 def matching_time_at(
     subject: Subject, kind: str, budget: Budget, stream: Stream, tuples_per_s: float, cycles: float
 ) -> float:
-    """Mean seconds from arrival to match in a join that is not kept busy: it reads on and takes what has come.
+    """Mean seconds from arrival to match in a join that is not saturated: it keeps reading and takes what has arrived.
 
-    Parameters
-    ----------
-    tuples_per_s
-        Arrivals, evenly spaced; fewer than the join could serve.
-    cycles
-        How long: so often the relation could be read. The first half is not counted.
+    ``tuples_per_s`` are evenly spaced arrivals, fewer than the join could serve. The run lasts as long as ``cycles``
+    scans of the relation; the first half is not counted.
     """
     disk = DiskUnderTest("simulated")
     operator = _compiled(subject, kind, disk, budget, stream)
@@ -122,7 +118,7 @@ def matching_time_at(
 
 
 def _compiled(subject: Subject, kind: str, disk: DiskUnderTest, budget: Budget, stream: Stream) -> SemiStreamOperator:
-    """A new operator, after another of its kind has had its code compiled: that is no part of what is measured."""
+    """A new operator, after another one has triggered the compilation of the code, which is not measured."""
 
     def make() -> SemiStreamOperator:
         if kind != "index_nested_loop":
@@ -138,19 +134,19 @@ def _compiled(subject: Subject, kind: str, disk: DiskUnderTest, budget: Budget, 
 def arrival_waits(
     subject: Subject, kind: str, budget: Budget, stream: Stream, tuples_per_s: float, iterations: int
 ) -> float:
-    """Mean seconds from a tuple's arrival to the disk access that it takes part in, arrivals being evenly spaced.
+    """Mean seconds from a tuple's arrival to its disk access, with evenly spaced arrivals.
 
-    MESHJOIN reads the disk when w tuples have come; HYBRIDJOIN goes on reading and takes what has come meanwhile;
-    index nested loops take one tuple after the other.
+    MESHJOIN reads the disk when w tuples have arrived; HYBRIDJOIN keeps reading and takes what has arrived meanwhile;
+    index nested loops process one tuple after the other.
     """
     disk = DiskUnderTest("simulated")
     operator = _compiled(subject, kind, disk, budget, stream)
     chunk = operator.spec.chunk_rows or 1
     now, taken, waited = 0.0, 0, 0.0
-    # One lookup per iteration would end long before a backlog shows.
+    # One lookup per iteration would end long before a backlog builds up.
     for _ in range(iterations * (40 if kind == "index_nested_loop" else 1)):
         wanted = chunk if kind == "mesh" else 1
-        # The last tuple that is needed arrives at this time; HYBRIDJOIN needs none while some still wait inside.
+        # The last tuple needed arrives at this time; HYBRIDJOIN needs none while some are still waiting.
         if kind != "hybrid" or not operator.pending:
             now = max(now, (taken + wanted) / tuples_per_s)
         come = math.floor(now * tuples_per_s + 1e-9) - taken

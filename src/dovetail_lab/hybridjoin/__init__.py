@@ -3,21 +3,21 @@
 from collections.abc import Callable
 from functools import partial
 
-from dovetail.lab.experiment import Context, Experiment, Measured, Verdict
-from dovetail.lab.hybridjoin.benchmark import (
+from dovetail_lab.experiment import Context, Experiment, Measured, Verdict
+from dovetail_lab.hybridjoin.benchmark import (
     bursts,
     judge_bursts,
     judge_zipf,
     zipf,
 )
-from dovetail.lab.hybridjoin.common import PAPER
-from dovetail.lab.hybridjoin.disk_access import (
+from dovetail_lab.hybridjoin.common import PAPER
+from dovetail_lab.hybridjoin.disk_access import (
     buffer,
     judge_buffer,
     judge_page_use,
     page_use,
 )
-from dovetail.lab.hybridjoin.rates import (
+from dovetail_lab.hybridjoin.rates import (
     by_memory,
     by_rows,
     by_skew,
@@ -26,7 +26,7 @@ from dovetail.lab.hybridjoin.rates import (
     judge_rates,
     judge_skew,
 )
-from dovetail.lab.hybridjoin.times import (
+from dovetail_lab.hybridjoin.times import (
     judge_processing,
     judge_waiting,
     processing,

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.workloads import Zipf
-from dovetail.workloads.bursty import BurstyArrivals, hurst_exponent
+from dovetail.runtime.generator.bursty import BurstyArrivals
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.workloads import Zipf
+from dovetail_lab.workloads.bursty_files import hurst_exponent
 
 
 def zipf(context: Context) -> Measured:
@@ -54,7 +55,7 @@ def bursts(context: Context) -> Measured:
         for name, values in (("bursty stream", counts), ("Poisson arrivals", even))
     )
     context.begin(1)
-    # Beyond 2^10 steps, the longest that an object stays on or off, the stream is as smooth as any other.
+    # Beyond 2^10 steps, the longest time that an object stays on or off, the stream is smooth.
     hurst = {"bursty": hurst_exponent(counts, 1, 256), "poisson": hurst_exponent(even, 1, 256)}
     scales = [1 << power for power in range(9)]
     spread = []

@@ -1,16 +1,16 @@
-"""The data of the HYBRIDJOIN experiments, and names that they share."""
+"""The data of the HYBRIDJOIN experiments, and shared names."""
 
 from collections.abc import Callable
 from functools import partial
 
-from dovetail.lab.experiment import Axis, Context
-from dovetail.lab.semi_stream import (
+from dovetail.core.memory import Budget
+from dovetail_lab.experiment import Axis, Context
+from dovetail_lab.semi_stream import (
     DISK_TITLES,
     NAMES,
     SERVICE_RATE,
 )
-from dovetail.lab.subjects import DiskName, Stream, Subject
-from dovetail.memory import Budget
+from dovetail_lab.subjects import DiskName, Stream, Subject
 
 PAPER = "HYBRIDJOIN (2011)"
 DISKS: tuple[DiskName, ...] = ("simulated", "direct")
@@ -34,7 +34,7 @@ def memory_of(context: Context) -> Budget:
 
 
 def ranked(subject: Subject, exponent: float = 1.0) -> Callable[[], Stream]:
-    """The paper's stream: R is sorted by how often the stream asks for its rows."""
+    """The paper's stream: R is sorted by how often the stream requests its rows."""
     return partial(subject.stream, exponent, "ranked")
 
 

@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.lab.hybridjoin.common import HYBRID, PAGE_BYTES, PAPER_DAY, memory_of, ranked, rows_of
-from dovetail.lab.semi_stream import (
+from dovetail.joins import OPERATORS, join_spec
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.hybridjoin.common import HYBRID, PAGE_BYTES, PAPER_DAY, memory_of, ranked, rows_of
+from dovetail_lab.semi_stream import (
     SERVICE_RATE,
     Bench,
     Point,
     rate_series,
     service_rates,
 )
-from dovetail.lab.subjects import PAPER_BANDWIDTH, PAPER_SEEK_S, DiskUnderTest
-from dovetail.lab.waiting import PageUse
-from dovetail.operators import OPERATORS, join_spec
+from dovetail_lab.subjects import PAPER_BANDWIDTH, PAPER_SEEK_S, DiskUnderTest
+from dovetail_lab.waiting import PageUse
 
 
 def page_use(context: Context) -> Measured:

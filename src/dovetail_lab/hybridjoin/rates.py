@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.lab.hybridjoin.common import (
+from dovetail.core.memory import Budget
+from dovetail.costs import HybridModel, IndexNestedLoopModel, LoopCost, MeshModel
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.hybridjoin.common import (
     ALL,
     DISKS,
     HYBRID,
@@ -20,7 +22,7 @@ from dovetail.lab.hybridjoin.common import (
     rows_of,
     sizes_of,
 )
-from dovetail.lab.semi_stream import (
+from dovetail_lab.semi_stream import (
     DISK_TITLES,
     Bench,
     Point,
@@ -28,15 +30,13 @@ from dovetail.lab.semi_stream import (
     service_rates,
     spread_text,
 )
-from dovetail.lab.subjects import DiskUnderTest
-from dovetail.memory import Budget
-from dovetail.model import HybridModel, IndexNestedLoopModel, LoopCost, MeshModel
+from dovetail_lab.subjects import DiskUnderTest
 
 
 def _three(
     context: Context, points: Sequence[Point], x: Axis, exponents: Sequence[float] | None = None
 ) -> tuple[Panel, ...]:
-    """The three joins on both disks, and HYBRIDJOIN where hot keys lie anywhere."""
+    """The three joins on both disks, and HYBRIDJOIN with hot keys anywhere in R."""
     context.begin(4 * len(points))
     shuffled = [
         Point(

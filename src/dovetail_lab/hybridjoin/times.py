@@ -1,15 +1,15 @@
 """HYBRIDJOIN, figure 7 a and b: how long tuples wait."""
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.lab.hybridjoin.common import HYBRID, INL, MESH, PAPER_DAY, memory_of, ranked, rows_of, sizes_of
-from dovetail.lab.semi_stream import (
+from dovetail.costs.explain import Strategy
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.hybridjoin.common import HYBRID, INL, MESH, PAPER_DAY, memory_of, ranked, rows_of, sizes_of
+from dovetail_lab.semi_stream import (
     NAMES,
     Bench,
     spread_text,
 )
-from dovetail.lab.subjects import DiskUnderTest
-from dovetail.lab.waiting import arrival_waits, matching_time_at, matching_times
-from dovetail.model.explain import Strategy
+from dovetail_lab.subjects import DiskUnderTest
+from dovetail_lab.waiting import arrival_waits, matching_time_at, matching_times
 
 _STRATEGIES: tuple[Strategy, ...] = ("mesh", "hybrid")
 _BUSY, _AT_HALF = "kept busy", "at half of the load"

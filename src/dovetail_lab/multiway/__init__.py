@@ -1,6 +1,6 @@
 """The experiments of the multi-way MJoin (Viglas, Naughton, Burger, 2003): figures 11 to 13, 15, 17, tables 1 and 3."""
 
-from dovetail.lab.multiway import overflow, plans, probing, windows
+from dovetail_lab.multiway import overflow, plans, probing, windows
 
 __all__ = ["EXPERIMENTS"]
 

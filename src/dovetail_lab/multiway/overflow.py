@@ -1,13 +1,13 @@
-"""Figures 11 and 15: joins in less memory than their state takes."""
+"""Figures 11 and 15: joins with less memory than their state needs."""
 
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail.lab.multiway.runs import PAPER, Curve, Inputs, JoinPlan, check_same_results, cpu_series, run_plan
-from dovetail.workloads import ArrivalPhase, poisson_times, wisconsin_relation
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.multiway.runs import PAPER, Curve, Inputs, JoinPlan, check_same_results, cpu_series, run_plan
+from dovetail_lab.workloads import ArrivalPhase, poisson_times, wisconsin_relation
 
 __all__ = ["FIGURE_15", "FLUCTUATING"]
 
@@ -17,7 +17,7 @@ _WHILE = "while the inputs arrive"
 
 
 def _output_series(curve: Curve) -> Series:
-    """Results over the streams' time, without the clean-up after their end."""
+    """Results over the streams' time, without the clean-up at the end."""
     shown = curve.points_while_arriving
     return Series(curve.name, tuple(curve.moments_s[:shown]), tuple(float(n) for n in curve.results[:shown]))
 
@@ -31,7 +31,7 @@ RANDOM, COORDINATED, HIGH, LOW = (
     "fluctuating stream low",
 )
 _TREES: dict[str, list[object]] = {HIGH: [["s1", "s2"], "s3"], LOW: [["s1", "s3"], "s2"]}
-# S3 has nineteen twentieths of its tuples in the first and the last third of the run.
+# S3 has nineteen twentieths of its tuples in the first and last thirds of the run.
 _FAST_MS, _SLOW_MS, _STEADY_MS = 0.35, 3.3, 1.0
 _PHASES = (ArrivalPhase(0.475, _FAST_MS), ArrivalPhase(0.05, _SLOW_MS), ArrivalPhase(0.475, _FAST_MS))
 _THIRDS = ("fast", "slow", "fast again")
@@ -52,14 +52,14 @@ def _fluctuating_inputs(context: Context) -> Inputs:
 def _fluctuating(context: Context) -> Measured:
     inputs = _fluctuating_inputs(context)
     held = sum(table.nbytes for table in inputs.tables.values())
-    # A quarter of a budget is for state that is being merged or loaded; the inputs' own bytes leave too little.
+    # A quarter of a budget is for state being merged or loaded; with the bytes of the inputs alone too little is left.
     budget = {"budget_bytes": held, "spills": True}
     plans = [
         JoinPlan(RANDOM, **budget),
         JoinPlan(COORDINATED, flushing="coordinated", **budget),
         *(JoinPlan(name, tree, **budget) for name, tree in _TREES.items()),
     ]
-    # Once: which results are out at which moment is the same in every run.
+    # Once: the results at each time are the same in every run.
     found = {plan.name: run_plan(inputs, plan, 60, seed=context.seed) for plan in context.each(plans)}
     check_same_results(list(found.values()))
     ends = [float(inputs.times["s3"][int(inputs.times["s3"].size * share) - 1]) / 1000 for share in (0.475, 0.525)]
@@ -120,7 +120,7 @@ def _judge_fluctuating(measured: Measured) -> Verdict:
 
 
 def _why_fluctuating(leads: bool, is_high_better: list[bool]) -> str:
-    """What holds of the claim and what does not, and why the plans differ at all here."""
+    """Which parts of the claim hold, and why the plans differ."""
     told = [
         "Here no plan is ever behind its inputs: a tuple costs microseconds and one comes every few hundred of them. "
         "How many results are out at a moment is decided by which tuples are still in memory, not by how long a plan "
@@ -167,7 +167,7 @@ _STARS = (("s1", "s2", "s3"), ("s4", "s5", "s6"))
 
 
 def _six_way_inputs(context: Context) -> Inputs:
-    """Table 2: two stars of three, linked by a column of which every value comes once on either side."""
+    """Table 2: two stars of three, linked by a column in which every value occurs once on either side."""
     share = context.pick(0.03, 0.1)
     small, large = int(10_000 * share), int(100_000 * share)
     tables: dict[str, pa.Table] = {}
@@ -192,7 +192,7 @@ def _flushing(context: Context) -> Measured:
     inputs = _six_way_inputs(context)
     held = sum(table.nbytes for table in inputs.tables.values())
     figure_14, binary = [list(star) for star in _STARS], [[["s1", "s2"], "s3"], [["s4", "s5"], "s6"]]
-    # Three joins share it, and half of a budget is for what is held between arrivals.
+    # Three joins share it, and half of a budget is for state held between arrivals.
     budget = {"budget_bytes": 2 * held, "spills": True}
     plans = [
         JoinPlan(FLUSHED_TOGETHER, figure_14, flushing="coordinated", **budget),
@@ -200,7 +200,7 @@ def _flushing(context: Context) -> Measured:
         JoinPlan(XJOINS, binary, **budget),
     ]
     curves = [run_plan(inputs, plan, 80, seed=context.seed, drains=False) for plan in context.each(plans)]
-    # Each linking value is once on either side, and meets ten tuples of its star's third input there.
+    # Each linking value occurs once on either side, and meets ten tuples of its star's third input there.
     total = 100 * inputs.tables["s2"].num_rows
     return Measured(
         (Panel(_WHILE, _TIME, _OUTPUT, tuple(_output_series(curve) for curve in curves)),),

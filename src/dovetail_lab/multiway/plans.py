@@ -1,4 +1,4 @@
-"""Figure 17 and table 3: five plans of a six-way join, and what its operations cost."""
+"""Figure 17 and table 3: five plans of a six-way join, and the cost of its operations."""
 
 import time
 from collections.abc import Callable
@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail.kernels  # noqa: F401 -- chooses where compiled code is kept; must come first
+from dovetail.joins.multiway.planner import MultiwayCosts
 from dovetail.kernels.hashing import mix64
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail.lab.multiway.runs import (
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.multiway.runs import (
     PAPER,
     Curve,
     Inputs,
@@ -21,13 +22,12 @@ from dovetail.lab.multiway.runs import (
     numbered,
     run_plan,
 )
-from dovetail.model.multiway import MultiwayCosts
-from dovetail.workloads import poisson_times, wisconsin_relation
+from dovetail_lab.workloads import poisson_times, wisconsin_relation
 
 __all__ = ["FIGURE_17", "TABLE_3"]
 
-# Figure 16 gives each stream's size and delay; the text keeps one of them, 300,000 tuples at 1 ms, and that the work
-# of a second is 1.52 ms by table 3. These six, over the same five minutes, add up to that.
+# Figure 16 shows each stream's size and delay; the text mentions only one of them, 300,000 tuples at 1 ms, and that one
+# second's work takes 1.52 ms by table 3. These six, over the same five minutes, add up to that.
 STREAMS = {"a": 300_000, "b": 150_000, "c": 100_000, "d": 60_000, "e": 60_000, "f": 30_000}
 SECONDS = 300.0
 PAPER_WORK_S = 1.52e-3

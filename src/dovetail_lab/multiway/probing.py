@@ -1,9 +1,9 @@
-"""Figure 12 and table 1: what the probing sequence of an MJoin costs when joins inflate."""
+"""Figure 12 and table 1: the cost of an MJoin's probing sequence when joins inflate."""
 
 import pyarrow as pa
 
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail.lab.multiway.runs import (
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.multiway.runs import (
     PAPER,
     Curve,
     Inputs,
@@ -13,7 +13,7 @@ from dovetail.lab.multiway.runs import (
     numbered,
     run_plan,
 )
-from dovetail.workloads import poisson_times, wisconsin_relation
+from dovetail_lab.workloads import poisson_times, wisconsin_relation
 
 __all__ = ["FIGURE_12", "TABLE_1"]
 
@@ -28,17 +28,17 @@ RIGHT, WRONG, BY_SIZE, ADAPTIVE, DEEP = (
     "tree of XJoins",
 )
 _SEQUENCES = {
-    # S3 comes four times as fast, so for most of the run it has the most matches; S1 and S2 come equally fast.
+    # S3 arrives four times as fast, so for most of the run it has the most matches; S1 and S2 arrive equally fast.
     RIGHT: {"s1": ["s2", "s3"], "s2": ["s1", "s3"], "s3": ["s1", "s2"]},
     WRONG: {"s1": ["s3", "s2"], "s2": ["s3", "s1"], "s3": ["s2", "s1"]},
-    # By the sizes of the whole streams, as the paper's text has it: 10,000 before 15,000.
+    # By the sizes of the whole streams, as in the paper's text: 10,000 before 15,000.
     BY_SIZE: {"s1": ["s3", "s2"], "s2": ["s1", "s3"], "s3": ["s1", "s2"]},
 }
 _PAPER_COUNTS = {RIGHT: (35_000, 1_656_727), WRONG: (35_000, 2_004_639), DEEP: (185_000, 1_500_000)}
 
 
 def _inputs(context: Context) -> Inputs:
-    """Section 3.3: every value ten times in S1 and S3, and fifteen times in S2."""
+    """Section 3.3: every value occurs ten times in S1 and S3, and fifteen times in S2."""
     share = context.pick(0.3, 1.0)
     counts = {name: int(count * share) for name, count in COUNTS.items()}
     values = int(1000 * share)
@@ -59,7 +59,7 @@ def _plans() -> list[JoinPlan]:
 
 
 def _curves(context: Context) -> dict[str, list[Curve]]:
-    """Figure and table are of the same runs."""
+    """Figure and table use the same runs."""
     key = f"multiway probing, {context.is_quick}, {context.repeats}"
     if key not in context.shared:
         inputs = _inputs(context)

@@ -1,4 +1,4 @@
-"""Runs of multi-way joins: plans fed by the same arrivals, with results and CPU time noted on the way."""
+"""Runs of multi-way joins: plans with the same arrivals, with results and CPU time recorded along the way."""
 
 import tempfile
 import time
@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dovetail.errors import InternalError
-from dovetail.lab.experiment import Series
-from dovetail.model.multiway import ForcedPlan, plan_multiway
-from dovetail.operators.mjoin import MJoinTree, TupleWindow, mjoin_spec
-from dovetail.operators.mjoin.spec import Flushing
-from dovetail.workloads import arrival_slices
+from dovetail.core.errors import InternalError
+from dovetail.joins.multiway import MJoinTree, TupleWindow, mjoin_spec
+from dovetail.joins.multiway.planner import ForcedPlan, plan_multiway
+from dovetail.joins.multiway.spec import Flushing
+from dovetail_lab.experiment import Series
+from dovetail_lab.workloads import arrival_slices
 
 __all__ = ["PAPER", "Curve", "Inputs", "JoinPlan", "check_same_results", "cpu_series", "numbered", "run_plan"]
 
@@ -24,7 +24,7 @@ PAPER = "multi-way MJoin (2003)"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Streams, when their tuples arrive, and what they are joined on."""
+    """Streams, the arrival times of their tuples, and their join columns."""
 
     tables: Mapping[str, pa.Table]
     times: Mapping[str, NDArray[np.float64]]
@@ -32,23 +32,23 @@ class Inputs:
     slice_ms: float
 
     def batches(self) -> dict[str, pa.RecordBatch]:
-        """Each stream in one piece, to cut arrivals from."""
+        """Each stream as one batch, to slice arrivals from."""
         return {name: table.combine_chunks().to_batches()[0] for name, table in self.tables.items()}
 
     @property
     def tuples(self) -> int:
-        """Of all streams."""
+        """The total number of tuples."""
         return sum(table.num_rows for table in self.tables.values())
 
     @property
     def seconds(self) -> float:
-        """Until the last tuple has arrived."""
+        """The time until the last tuple has arrived."""
         return max(float(times[-1]) for times in self.times.values()) / 1000
 
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """A plan to compare: one MJoin or a tree, and how it divides and spills its memory."""
+    """A plan to compare: one MJoin or a tree, with its memory division and spill policy."""
 
     name: str
     tree: ForcedPlan = "single"
@@ -61,7 +61,7 @@ class JoinPlan:
 
 @dataclass
 class Curve:
-    """What a plan had given and taken at moments of its run; with a clean-up, the last is after it."""
+    """Results and CPU time of a plan over its run; with a clean-up, the last point is after it."""
 
     name: str
     moments_s: list[float] = field(default_factory=list)
@@ -78,12 +78,9 @@ class Curve:
 
 
 def run_plan(inputs: Inputs, plan: JoinPlan, points: int = 40, *, seed: int = 0, drains: bool = True) -> Curve:
-    """Feed the arrivals to a plan; a point is noted at equal steps of the streams' time, and one after the clean-up.
+    """Feed the arrivals to a plan; record points at equal intervals of stream time, and one after the clean-up.
 
-    Parameters
-    ----------
-    drains
-        Whether to do the clean-up, the disk-to-disk stage, at the end; its results may be many.
+    ``drains`` is whether to run the clean-up, the disk-to-disk stage, at the end; it may have many results.
     """
     schemas = {name: table.schema for name, table in inputs.tables.items()}
     curve, results, cpu_s = Curve(plan.name), 0, 0.0
@@ -131,19 +128,19 @@ def run_plan(inputs: Inputs, plan: JoinPlan, points: int = 40, *, seed: int = 0,
 
 
 def numbered(table: pa.Table, name: str) -> pa.Table:
-    """The table with a column that tells its tuples apart, under a name that no other stream has."""
+    """Add a column that identifies tuples, with a name that no other stream has."""
     return table.append_column(f"n_{name}", pa.array(np.arange(table.num_rows)))
 
 
 def check_same_results(curves: Sequence[Curve]) -> None:
-    """Every plan and every run must give the same number of results in the end."""
+    """Check that every plan and every run has the same final number of results."""
     totals = {curve.name: curve.results[-1] for curve in curves}
     if len(set(totals.values())) > 1:
-        raise InternalError(f"Plans of the same join gave different numbers of results: {totals}.")
+        raise InternalError(f"Plans of the same join have different numbers of results: {totals}.")
 
 
 def cpu_series(name: str, curves: Sequence[Curve]) -> Series:
-    """CPU seconds over results, with the spread of the runs; points at which nothing new had come are left out."""
+    """CPU seconds over results, with the spread of the runs; points without new results are left out."""
     kept = [i for i, n in enumerate(curves[0].results) if n and (i == 0 or n > curves[0].results[i - 1])]
     return Series.of_repeats(
         name, [curves[0].results[i] for i in kept], [[curve.cpu_s[i] for curve in curves] for i in kept]

@@ -1,7 +1,7 @@
 """Figure 13: joins within a window of tuples."""
 
-from dovetail.lab.experiment import Axis, Context, Experiment, Measured, Panel, Verdict
-from dovetail.lab.multiway.runs import (
+from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Verdict
+from dovetail_lab.multiway.runs import (
     PAPER,
     Curve,
     Inputs,
@@ -11,7 +11,7 @@ from dovetail.lab.multiway.runs import (
     numbered,
     run_plan,
 )
-from dovetail.workloads import poisson_times, wisconsin_relation
+from dovetail_lab.workloads import poisson_times, wisconsin_relation
 
 __all__ = ["FIGURE_13"]
 
@@ -23,7 +23,7 @@ _TREES: dict[str, list[object]] = {HIGH: [["s1", "s2"], "s3"], LOW: [["s1", "s3"
 
 
 def _inputs(context: Context) -> Inputs:
-    """A fifth of the paper's million tuples each; of 10,000 values, so that a window may hold a tuple's matches."""
+    """A fifth of the paper's million tuples each, with 10,000 values, so that a window can hold a tuple's matches."""
     rows = context.pick(40_000, 200_000)
     tables, times = {}, {}
     for number, (name, delay) in enumerate(DELAYS_MS.items()):

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from functools import partial
 
-from dovetail.lab.experiment import Context, Experiment, Measured, Verdict
-from dovetail.lab.ssbj.common import PAPER
-from dovetail.lab.ssbj.memory import (
+from dovetail_lab.experiment import Context, Experiment, Measured, Verdict
+from dovetail_lab.ssbj.common import PAPER
+from dovetail_lab.ssbj.memory import (
     judge_memory_by_rate,
     judge_memory_by_rows,
     memory_by_rate,
     memory_by_rows,
 )
-from dovetail.lab.ssbj.other_data import judge_reports, judge_tpch, reports, tpch
-from dovetail.lab.ssbj.rates import (
+from dovetail_lab.ssbj.other_data import judge_reports, judge_tpch, reports, tpch
+from dovetail_lab.ssbj.rates import (
     by_memory,
     by_rows,
     by_skew,
@@ -22,7 +22,7 @@ from dovetail.lab.ssbj.rates import (
     judge_by_skew,
     judge_cache_role,
 )
-from dovetail.lab.ssbj.sensitivity import buffer, cost, judge_buffer, judge_cost, judge_switching, switching
+from dovetail_lab.ssbj.sensitivity import buffer, cost, judge_buffer, judge_cost, judge_switching, switching
 
 __all__ = ["EXPERIMENTS"]
 

@@ -1,18 +1,18 @@
-"""The data of the SSBJ experiments, and names that they share."""
+"""The data of the SSBJ experiments, and shared names."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from dovetail.lab.experiment import Context
-from dovetail.lab.semi_stream import (
+from dovetail.costs import optimal_cache_share
+from dovetail_lab.experiment import Context
+from dovetail_lab.semi_stream import (
     DISK_TITLES,
     NAMES,
     Bench,
     Point,
 )
-from dovetail.lab.subjects import DiskName, Stream, Subject, open_or_build
-from dovetail.model import optimal_cache_share
-from dovetail.workloads import Zipf, relation_batches
+from dovetail_lab.subjects import DiskName, Stream, Subject, open_or_build
+from dovetail_lab.workloads import Zipf, relation_batches
 
 PAPER = "SSBJ (2018)"
 BOTH = ("mesh", "balanced")
@@ -27,7 +27,7 @@ def rows_of(context: Context) -> int:
 
 
 def repeated(context: Context, rows: int) -> Subject:
-    """The paper's master data: join values drawn with repetition, so that some have several rows and some none."""
+    """The paper's master data: join values drawn with repetition, so some have several rows and some none."""
 
     def make() -> Subject:
         keys = Zipf(rows, 0.0, seed=context.seed)
@@ -54,7 +54,7 @@ def points_of(
 
 
 def optimum(point: Point) -> float:
-    """The most that a cache gains over MESHJOIN in that memory, by the paper's own memory model."""
+    """The maximum gain of a cache over MESHJOIN with that memory, by the paper's own memory model."""
     profile = point.subject.profile(point.stream())
     assert profile.hit_curve is not None
     _, gain = optimal_cache_share(

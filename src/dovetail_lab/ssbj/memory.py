@@ -1,20 +1,20 @@
-"""SSBJ, figure 4: the memory that a service rate takes."""
+"""SSBJ, figure 4: the memory for a service rate."""
 
 import numpy as np
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.lab.semi_stream import (
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.semi_stream import (
     NAMES,
     memory_for_rates,
     service_rates,
     spread_text,
     unpaced,
 )
-from dovetail.lab.ssbj.common import BOTH, MESH, PAPER_DAY, SMALLER, SSBJ, points_of, rows_of
+from dovetail_lab.ssbj.common import BOTH, MESH, PAPER_DAY, SMALLER, SSBJ, points_of, rows_of
 
 
 def _memory_curves(context: Context, rows: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Per strategy (bytes, rates): how much it serves in so much memory."""
+    """Per strategy (bytes, rates): the rate by memory."""
     points = points_of(context, rows, context.pick((1.0, 10.0), (1.0, 5.0, 20.0)))
     taken = service_rates(context, points, BOTH, "simulated", unpaced)
     return {
@@ -55,7 +55,7 @@ def memory_by_rows(context: Context) -> Measured:
     sizes = context.pick((200_000, 400_000), (250_000, 500_000, 1_000_000))
     context.begin(len(sizes) * context.pick(2, 3))
     curves = {rows: _memory_curves(context, rows) for rows in sizes}
-    # The highest rate that every one of them serves within what was measured.
+    # The highest rate that every strategy serves within the measured range.
     rate = round(min(rates[-1] for curve in curves.values() for _, rates in curve.values()), -2)
     series = tuple(
         Series(

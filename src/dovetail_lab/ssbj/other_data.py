@@ -5,10 +5,10 @@ from functools import partial
 
 import pyarrow as pa
 
-from dovetail.lab.cloud_data import cloud_stream, clouds
-from dovetail.lab.experiment import Context, Measured, Panel, Verdict
-from dovetail.lab.measure import Rate
-from dovetail.lab.semi_stream import (
+from dovetail_lab.cloud_data import cloud_stream, clouds
+from dovetail_lab.experiment import Context, Measured, Panel, Verdict
+from dovetail_lab.measure import Rate
+from dovetail_lab.semi_stream import (
     MEMORY_PERCENT,
     SERVICE_RATE,
     Bench,
@@ -18,9 +18,9 @@ from dovetail.lab.semi_stream import (
     spread_text,
     unpaced,
 )
-from dovetail.lab.ssbj.common import BOTH, MESH, PAPER_DAY, SSBJ
-from dovetail.lab.subjects import Subject, TableStream, open_or_build
-from dovetail.workloads.tpch import make_tpch, read_tpch
+from dovetail_lab.ssbj.common import BOTH, MESH, PAPER_DAY, SSBJ
+from dovetail_lab.subjects import Subject, TableStream, open_or_build
+from dovetail_lab.workloads.tpch import make_tpch, read_tpch
 
 
 def tpch(context: Context) -> Measured:
@@ -52,7 +52,7 @@ def tpch(context: Context) -> Measured:
 
 
 def _cache_shares(taken: Mapping[str, list[list[Rate]]]) -> list[float]:
-    """The part of the stream that SSBJ's cache answered, at each point."""
+    """The fraction of the stream that SSBJ's cache answered, at each point."""
     return [rates[-1].cache_share for rates in taken["balanced"]]
 
 

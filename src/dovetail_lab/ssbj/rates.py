@@ -1,10 +1,11 @@
-"""SSBJ, figure 5 a, b, c and f: service rates, and the part of the cache in them."""
+"""SSBJ, figure 5 a, b, c and f: service rates, and the contribution of the cache."""
 
 from functools import partial
 from itertools import pairwise
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.lab.semi_stream import (
+from dovetail.core.memory import Budget
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.semi_stream import (
     DISK_TITLES,
     MEMORY_PERCENT,
     SERVICE_RATE,
@@ -14,7 +15,7 @@ from dovetail.lab.semi_stream import (
     spread_text,
     unpaced,
 )
-from dovetail.lab.ssbj.common import (
+from dovetail_lab.ssbj.common import (
     BOTH,
     DISKS,
     MESH,
@@ -27,7 +28,6 @@ from dovetail.lab.ssbj.common import (
     rows_of,
     stream_of,
 )
-from dovetail.memory import Budget
 
 
 def by_memory(context: Context) -> Measured:

@@ -4,9 +4,11 @@ from functools import partial
 
 import numpy as np
 
-from dovetail.lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
-from dovetail.lab.measure import Rate, tuned_block_rows
-from dovetail.lab.semi_stream import (
+from dovetail.costs import BalancedModel, MeshModel
+from dovetail.joins import BalancedJoin, SemiStreamOperator, join_spec
+from dovetail_lab.experiment import Axis, Context, Measured, Panel, Series, Verdict
+from dovetail_lab.measure import Rate, tuned_block_rows
+from dovetail_lab.semi_stream import (
     MEMORY_PERCENT,
     NAMES,
     SERVICE_RATE,
@@ -16,10 +18,8 @@ from dovetail.lab.semi_stream import (
     service_rates,
     unpaced,
 )
-from dovetail.lab.ssbj.common import BOTH, MESH, PAPER_DAY, SSBJ, points_of, repeated, rows_of, stream_of
-from dovetail.lab.subjects import DiskUnderTest, Stream
-from dovetail.model import BalancedModel, MeshModel
-from dovetail.operators import BalancedJoin, SemiStreamOperator, join_spec
+from dovetail_lab.ssbj.common import BOTH, MESH, PAPER_DAY, SSBJ, points_of, repeated, rows_of, stream_of
+from dovetail_lab.subjects import DiskUnderTest, Stream
 
 
 def switching(context: Context) -> Measured:

@@ -1,4 +1,4 @@
-"""When tuples arrive: Poisson processes at given rates, one per input, and their order together.
+"""Arrival times of tuples: Poisson processes with given rates, one per input, and their combined order.
 
 Viglas, Naughton, Burger 2003, section 3.1: delays between arrivals are exponential around each input's mean.
 """
@@ -9,20 +9,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["Arrival", "ArrivalPhase", "arrival_order", "arrival_slices", "poisson_times"]
 
 
 class ArrivalPhase(NamedTuple):
-    """A share of a stream's tuples, and the mean delay between them."""
+    """A fraction of a stream's tuples, and the mean delay between them."""
 
     share: float
     mean_delay_ms: float
 
 
 class Arrival(NamedTuple):
-    """Tuples `first` to before `last` of an input, all of which have arrived by `moment_ms`."""
+    """Tuples `first` to `last` (exclusive) of an input, all of which have arrived by `moment_ms`."""
 
     moment_ms: float
     name: str
@@ -31,16 +31,16 @@ class Arrival(NamedTuple):
 
 
 def poisson_times(count: int, delay: float | Sequence[ArrivalPhase], *, seed: int = 0) -> NDArray[np.float64]:
-    """The moments, in milliseconds, at which the tuples of one stream arrive.
+    """The arrival times of the tuples of one stream, in milliseconds.
 
     Parameters
     ----------
     count
-        How many tuples.
+        The number of tuples.
     delay
-        Mean delay between two of them in milliseconds, or the phases of a stream whose rate changes.
+        Mean delay between two tuples in milliseconds, or the phases of a stream with a changing rate.
     seed
-        Decides the delays.
+        The seed of the delays.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def poisson_times(count: int, delay: float | Sequence[ArrivalPhase], *, seed: in
     """
     phases = [ArrivalPhase(1.0, delay)] if isinstance(delay, int | float) else list(delay)
     if count < 0 or not phases or any(phase.mean_delay_ms < 0 or phase.share < 0 for phase in phases):
-        raise PlanError(f"count={count}, delay={delay}: neither tuples nor delays can be fewer than none.")
+        raise PlanError(f"count={count}, delay={delay}: neither can be negative.")
     shares = np.cumsum([phase.share for phase in phases])
     if abs(shares[-1] - 1.0) > 1e-9:
         raise PlanError(f"The shares of the phases add up to {shares[-1]:g}.", hint="They must add up to 1.")
@@ -64,7 +64,7 @@ def poisson_times(count: int, delay: float | Sequence[ArrivalPhase], *, seed: in
 
 
 def arrival_order(times: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All tuples in the order of their arrival: the number of the input, and the position in it.
+    """All tuples in order of arrival: the number of the input, and the position in it.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def arrival_order(times: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.
 
 
 def arrival_slices(times: Mapping[str, NDArray[np.float64]], slice_ms: float) -> Iterator[Arrival]:
-    """What arrives in each slice of time, one part per input, the inputs in turns.
+    """Yield the arrivals in each time slice, one part per input.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def arrival_slices(times: Mapping[str, NDArray[np.float64]], slice_ms: float) ->
     6.0 a 1 2
     """
     if slice_ms <= 0:
-        raise PlanError(f"slice_ms={slice_ms}: a slice of time is longer than nothing.")
+        raise PlanError(f"slice_ms={slice_ms}: a time slice must be longer than 0.")
     end = max((float(part[-1]) for part in times.values() if part.size), default=0.0)
     moments = slice_ms * np.arange(1, int(end // slice_ms) + 2)
     edges = {name: np.searchsorted(part, moments, side="left") for name, part in times.items()}

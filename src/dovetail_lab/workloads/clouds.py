@@ -1,12 +1,12 @@
-"""Synoptic cloud reports: the real-life data set of the MESHJOIN and SSBJ papers, in its shape and from its files.
+"""Synoptic cloud reports: the real-life data set of the MESHJOIN and SSBJ papers, generated or read from its files.
 
 The papers join months of the *Edited Synoptic Cloud Reports from Ships and Land Stations Over the Globe* (Hahn, Warren,
 London; NDP-026B, and with more fields NDP-026C) on the longitude in hundredths of a degree: 36,000 values, many reports
-each. The archive is not fetched here. `cloud_reports` makes reports of the same shape, `load_cloud_reports` reads the
-real files once you have them, and both give the same columns.
+each. The archive is not included. `cloud_reports` generates reports of the same shape, `load_cloud_reports` reads the
+real files if you have them. Both return the same columns.
 
-How often a longitude occurs follows Zipf's law in the made reports, with exponent 1 unless told otherwise: the SSBJ
-paper found its real reports to behave much like that.
+In generated reports the frequency of longitudes has a Zipf distribution, by default with exponent 1: the SSBJ paper
+found its real reports to be similar.
 """
 
 import os
@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dovetail.errors import PlanError, SchemaError
-from dovetail.workloads.zipf import Zipf
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.runtime.generator.zipf import Zipf
 
 __all__ = ["CLOUD_SCHEMA", "LONGITUDES", "cloud_reports", "load_cloud_reports", "write_cloud_file"]
 
 LONGITUDES = 36_000
-# The fields of a report, in order: name, characters, and what stands for a missing value in a made report. A report of
+# The fields of a report, in order: name, characters, and the missing value in a generated report. A report of
 # NDP-026B has the first 20 (56 characters), one of NDP-026C all (80 characters).
 REPORT_FIELDS: tuple[tuple[str, int, int], ...] = (
     ("time", 8, 0),
@@ -57,7 +57,7 @@ REPORT_FIELDS: tuple[tuple[str, int, int], ...] = (
     ("pressure_flag", 1, 9),
 )
 _WIDE, _NARROW = 80, 56
-# 32 bytes of numbers as in MESHJOIN; with these and the report's own text 128 as in SSBJ.
+# 32 bytes of numbers as in MESHJOIN; with these and the report's text 128 as in SSBJ.
 _NARROW_COLUMNS = ("longitude", "id", "latitude", "station", "time", "total_cover")
 _INT64 = ("longitude", "id")
 CLOUD_SCHEMA = pa.schema(
@@ -72,20 +72,20 @@ _ROWS_PER_BATCH = 1 << 16
 def cloud_reports(
     rows: int, row_bytes: int = 128, *, months: Sequence[int] = (4, 8), exponent: float = 1.0, seed: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Make reports, a batch at a time, in the order of their time.
+    """Generate reports in time order, a batch at a time.
 
     Parameters
     ----------
     rows
-        How many.
+        The number of reports.
     row_bytes
         128, as in SSBJ, or 32, as in MESHJOIN.
     months
         Months of 1991 that the reports are spread over: 4 and 8 for SSBJ's master data, 12 for its stream.
     exponent
-        Of the longitudes' frequencies. Which longitudes are frequent is the same for every seed.
+        Zipf exponent of the longitudes. The frequent longitudes are the same for every seed.
     seed
-        Decides everything else.
+        The seed of everything else.
 
     Examples
     --------
@@ -96,12 +96,12 @@ def cloud_reports(
     if row_bytes not in _ROW_BYTES:
         raise PlanError(f"row_bytes={row_bytes}: a report has 32 or 128 bytes.")
     if rows < 0 or not months or not all(1 <= month <= 12 for month in months):
-        raise PlanError(f"rows={rows}, months={list(months)}: reports are of months 1 to 12.")
+        raise PlanError(f"rows={rows}, months={list(months)}: rows cannot be negative, and months are from 1 to 12.")
     return _made(rows, row_bytes, tuple(months), exponent, seed)
 
 
 def _made(rows: int, row_bytes: int, months: tuple[int, ...], exponent: float, seed: int) -> Iterator[pa.RecordBatch]:
-    # The permutation, unlike the draw, must not depend on the seed: relation and stream share their frequent places.
+    # Unlike the draw, the permutation must not depend on the seed: relation and stream share their frequent places.
     places = Zipf(LONGITUDES, exponent, order="shuffled", seed=26)
     for start in range(0, rows, _ROWS_PER_BATCH):
         count = min(_ROWS_PER_BATCH, rows - start)
@@ -121,7 +121,7 @@ def _made(rows: int, row_bytes: int, months: tuple[int, ...], exponent: float, s
 
 
 def _times(numbers: NDArray[np.int64], rows: int, months: tuple[int, ...]) -> NDArray[np.int64]:
-    """Year, month, day and hour as one number; reports are made every three hours, 28 days in every month."""
+    """Year, month, day and hour as one number; one report time every three hours, 28 days in every month."""
     slots = len(months) * 28 * 8
     slot = numbers * slots // max(1, rows)
     month = np.array(months)[slot // (28 * 8)]
@@ -132,19 +132,19 @@ def _times(numbers: NDArray[np.int64], rows: int, months: tuple[int, ...]) -> ND
 def load_cloud_reports(
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], row_bytes: int = 128
 ) -> Iterator[pa.RecordBatch]:
-    """Read the archive's files: one report a line, 56 characters (NDP-026B) or 80 (NDP-026C).
+    """Read the archive's files: one report per line, 56 characters (NDP-026B) or 80 (NDP-026C).
 
     Parameters
     ----------
     files
         One file or several, unpacked.
     row_bytes
-        128 or 32, see `cloud_reports`; the text of a report of 56 characters is filled up with blanks.
+        128 or 32, see `cloud_reports`; the text of a report of 56 characters is padded with blanks.
 
     Raises
     ------
     SchemaError
-        A line that is no report, or a longitude that is none; the message says which.
+        A line that is not a report, or has an invalid longitude; the message names it.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def _loaded(paths: Sequence[Path], row_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _lines(path: Path, block: bytes, line_bytes: int, width: int, number: int) -> NDArray[np.uint8]:
-    # The last line of a file may have no end.
+    # The last line of a file may have no newline.
     letters = np.frombuffer(block + b"\n" * (-len(block) % line_bytes), dtype=np.uint8).reshape(-1, line_bytes)
     broken = np.flatnonzero((letters[:, :width] < 0x20).any(axis=1) | (letters[:, -1] != ord("\n")))
     if broken.size:
@@ -215,7 +215,7 @@ def _parse(path: Path, text: NDArray[np.uint8], number: int) -> dict[str, NDArra
 
 
 def write_cloud_file(batches: Iterator[pa.RecordBatch], path: str | os.PathLike[str]) -> int:
-    """Write the reports of 128-byte batches as a file of the archive's kind; gives their number."""
+    """Write the reports of 128-byte batches as a file like the archive's; return their number."""
     written = 0
     with open(path, "wb") as file:
         for batch in batches:
@@ -238,7 +238,7 @@ def _batch(fields: dict[str, NDArray[np.int64]], text: NDArray[np.uint8] | None,
 
 
 def _format(fields: dict[str, NDArray[np.int64]]) -> NDArray[np.uint8]:
-    """The text of reports: every number in its columns, right-aligned and filled with zeros."""
+    """The text of reports: every number in its columns, right-aligned and padded with zeros."""
     text = np.empty((len(fields["time"]), _WIDE), dtype=np.uint8)
     at = 0
     for name, width, _ in REPORT_FIELDS:

@@ -1,9 +1,9 @@
-"""News items and the access records that they get: the running example of the metadata-aware join.
+"""News items and their access records: the running example of the metadata-aware join.
 
-Items are numbered in the order in which they are posted. While an item is among the latest ten it gets access records;
-when it no longer is, a punctuation says that none of its number will come. Every item gets about as many records, in
-random order among the items of the moment, so the number of different values between two punctuations is bounded and
-the values that are over trail behind.
+Items are numbered in the order of posting. While an item is among the latest ten it gets access records; then a
+punctuation says that no more records of its number will come. Every item gets about the same number of records, in
+random order among the current items, so the number of distinct values between two punctuations is bounded and completed
+values trail behind.
 
 Ding, Rundensteiner, Heineman 2003, sections 2 and 6.1.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["ACCESS_SCHEMA", "NEWS_SCHEMA", "Accesses", "NewsWorkload"]
 
@@ -27,7 +27,7 @@ _KEYWORDS = ("Smart Card", "Elections", "Weather", "Football", "Markets", "Healt
 
 
 class Accesses(NamedTuple):
-    """Access records, and the numbers of the items for which no more of them come after these."""
+    """Access records, and the numbers of the items that get no more of them."""
 
     records: pa.RecordBatch
     closed: npt.NDArray[np.int64]
@@ -36,19 +36,6 @@ class Accesses(NamedTuple):
 @dataclass(frozen=True)
 class NewsWorkload:
     """A stream of news items and one of access records with punctuations.
-
-    Parameters
-    ----------
-    items
-        How many news items are posted.
-    accesses_per_item
-        How many access records there are for each, on average.
-    order
-        ``"ordered"``: items arrive in the order of their number. ``"random"``: in some random order.
-    latest
-        How many of the latest items get access records.
-    seed
-        For the random numbers; the same in every run.
 
     Examples
     --------
@@ -61,26 +48,26 @@ class NewsWorkload:
     """
 
     items: int
-    accesses_per_item: int = 10
-    order: Literal["ordered", "random"] = "ordered"
-    latest: int = 10
+    accesses_per_item: int = 10  # mean
+    order: Literal["ordered", "random"] = "ordered"  # of arrival, by item number
+    latest: int = 10  # the number of latest items that get access records
     seed: int = 2003
 
     def __post_init__(self) -> None:
         if self.items < 1 or self.accesses_per_item < 1 or self.latest < 1:
             raise PlanError("A news workload has at least one item, one access record each, and one latest item.")
         if self.order not in ("ordered", "random"):
-            raise PlanError(f"order={self.order!r} is neither ordered nor random.")
+            raise PlanError(f"order={self.order!r} must be ordered or random.")
 
     def news(self, start: int, stop: int) -> pa.RecordBatch:
-        """The news items that arrive from place `start` to before place `stop`."""
+        """The news items at positions `start` to `stop` (exclusive) of the stream."""
         numbers = self._arrival_order()[start:stop] if self.order == "random" else np.arange(start, stop)
         titles = pc.binary_join_element_wise("News item", pa.array(numbers).cast(pa.string()), " ")
         keywords = pa.array(_KEYWORDS).take(pa.array(numbers % len(_KEYWORDS)))
         return pa.record_batch([pa.array(numbers), titles, keywords], schema=NEWS_SCHEMA)
 
     def accesses(self, start: int, stop: int) -> Accesses:
-        """The access records from the posting of item `start` to that of item `stop`, and the items then over."""
+        """The access records from the posting of item `start` to that of item `stop`, and the items completed then."""
         random = np.random.default_rng([self.seed, 1, start])
         moments = np.repeat(np.arange(start, stop), self.accesses_per_item)
         numbers = np.maximum(moments - random.integers(0, self.latest, moments.size), 0)
@@ -92,7 +79,7 @@ class NewsWorkload:
         return Accesses(records, np.arange(max(0, start - self.latest + 1), max(0, last)))
 
     def parts(self, items_per_part: int) -> Iterator[tuple[pa.RecordBatch, Accesses]]:
-        """Both streams, side by side, a number of postings at a time."""
+        """Both streams in parallel, `items_per_part` postings at a time."""
         for start in range(0, self.items, items_per_part):
             stop = min(start + items_per_part, self.items)
             yield self.news(start, stop), self.accesses(start, stop)

@@ -1,28 +1,15 @@
-"""The sizes of the data sets in the papers' tables, so that an experiment names them instead of repeating numbers."""
+"""The sizes of the papers' data sets, so that experiments need not repeat the numbers."""
 
 from dataclasses import dataclass, replace
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["PAPER_DATA", "PaperData"]
 
 
 @dataclass(frozen=True)
 class PaperData:
-    """A relation and a stream as a paper describes them.
-
-    Attributes
-    ----------
-    paper, name
-        Where they are described.
-    relation_rows, relation_row_bytes
-        Of the relation.
-    stream_row_bytes
-        Of a stream tuple.
-    stream_rows
-        Of the whole stream; None where it has no end.
-    key_values
-        Size of the domain of join values; None where every relation row has its own.
+    """A relation and a stream as described in a paper.
 
     Examples
     --------
@@ -37,18 +24,18 @@ class PaperData:
     relation_rows: int
     relation_row_bytes: int
     stream_row_bytes: int
-    stream_rows: int | None = None
-    key_values: int | None = None
+    stream_rows: int | None = None  # None: endless
+    key_values: int | None = None  # number of distinct join values; None: unique in the relation
 
     @property
     def relation_bytes(self) -> int:
-        """Of all rows."""
+        """Bytes of all relation rows."""
         return self.relation_rows * self.relation_row_bytes
 
     def scaled(self, factor: float) -> "PaperData":
-        """The same with fewer rows; widths and domain stay."""
+        """The same data set with a fraction of the rows; widths and the number of key values stay."""
         if not factor > 0:
-            raise PlanError(f"factor={factor}: a data set is scaled by more than 0.")
+            raise PlanError(f"factor={factor}: it must be above 0.")
         rows = None if self.stream_rows is None else max(1, round(self.stream_rows * factor))
         return replace(self, relation_rows=max(1, round(self.relation_rows * factor)), stream_rows=rows)
 

@@ -1,7 +1,7 @@
 """A relation and stream batches in the shape of the papers' synthetic data sets.
 
-Relation rows are 120 bytes (MESHJOIN table 2, HYBRIDJOIN table 2), stream tuples 20 bytes. The bytes are
-those that the columns take in Arrow, a string's offset included.
+Relation rows are 120 bytes (MESHJOIN table 2, HYBRIDJOIN table 2), stream tuples 20 bytes. These are the bytes of the
+columns in Arrow, including a string's offset.
 """
 
 # mypy: allow-untyped-decorators
@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import dovetail.kernels  # noqa: F401 -- chooses where compiled code is kept; must come first
-from dovetail.errors import PlanError
-from dovetail.workloads._mixing import GOLDEN, splitmix
-from dovetail.workloads.zipf import Zipf
+from dovetail.core.errors import PlanError
+from dovetail.runtime.generator.mixing import GOLDEN, splitmix
+from dovetail.runtime.generator.zipf import Zipf
 
 __all__ = ["make_relation_table", "make_stream_batch", "relation_batches"]
 
@@ -31,7 +31,7 @@ _ROWS_PER_BATCH = 1 << 16
 def make_relation_table(
     rows: int, row_bytes: int = 120, seed: int = 0, *, rows_per_key: int = 1, keys: Zipf | None = None
 ) -> pa.Table:
-    """Make the relation R: keys 1, 2, ... in order, or drawn with skew, each with a surrogate key and a payload.
+    """Generate the relation R: keys 1, 2, ... in order, or skewed, each with a surrogate key and a payload.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ def make_relation_table(
     row_bytes
         Arrow bytes per row: 16 for the two keys, 4 for the payload's offset, the rest is payload.
     seed
-        Decides surrogate keys and payloads. They depend on row number and seed alone, so any two relations of
-        the same seed agree on their common rows.
+        The seed of surrogate keys and payloads. They depend only on row number and seed, so two relations with the
+        same seed agree on their common rows.
     rows_per_key
         Rows that share a key.
     keys
         A distribution to draw each row's key from, with repetition: the papers' relations with skew z_R. Some keys
-        then have many rows and some none.
+        have many rows, and some none.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def make_relation_table(
 def relation_batches(
     rows: int, row_bytes: int = 120, seed: int = 0, *, rows_per_key: int = 1, keys: Zipf | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Make the rows of `make_relation_table` one record batch at a time, for relations larger than memory.
+    """Generate the rows of `make_relation_table` one record batch at a time, for relations larger than memory.
 
     Examples
     --------
@@ -80,13 +80,13 @@ def relation_batches(
     [65536, 34464]
     """
     if rows < 0:
-        raise PlanError(f"rows={rows}: a relation cannot have fewer than 0 rows.")
+        raise PlanError(f"rows={rows}: the number of rows cannot be negative.")
     if row_bytes < _BYTES_BESIDE_PAYLOAD:
         raise PlanError(f"row_bytes={row_bytes}: keys and offset alone take {_BYTES_BESIDE_PAYLOAD} bytes.")
     if rows_per_key < 1:
         raise PlanError(f"rows_per_key={rows_per_key}: a key has at least one row.")
     if keys is not None and rows_per_key != 1:
-        raise PlanError("Drawn keys have as many rows as the draw gives them.", hint="Leave rows_per_key out.")
+        raise PlanError("With drawn keys the rows per key cannot be set.", hint="Leave rows_per_key out.")
     return _generate_batches(rows, row_bytes - _BYTES_BESIDE_PAYLOAD, seed, rows_per_key, keys)
 
 
@@ -96,7 +96,7 @@ def _generate_batches(
     for start in range(0, rows, _ROWS_PER_BATCH):
         count = min(_ROWS_PER_BATCH, rows - start)
         row_numbers = np.arange(start, start + count, dtype=np.int64)
-        # Wrapping around is what mixing means; numpy warns of it where the functions are not compiled.
+        # The mixing relies on overflow; numpy warns about it if the functions are not compiled.
         with np.errstate(over="ignore"):
             surrogates, letters = _mix_rows(row_numbers, payload_bytes, seed)
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(payload_bytes)
@@ -114,21 +114,20 @@ def make_stream_batch(
     unmatched_share: float = 0.0,
     seed: int = 0,
 ) -> pa.RecordBatch:
-    """Make a batch of 20-byte stream tuples.
+    """Generate a batch of 20-byte stream tuples.
 
     Parameters
     ----------
     keys
-        A distribution to draw `rows` keys from (it moves on, so the next batch continues the stream), or the
-        keys.
+        A distribution to draw `rows` keys from (it advances, so the next batch continues the stream), or the keys.
     rows
-        Tuples in the batch; needed with a distribution, otherwise the number of keys given.
+        Tuples in the batch; required with a distribution, otherwise the number of keys.
     first_sequence
-        ``v`` of the first tuple; it counts upwards, so every tuple of a stream can be told from every other.
+        ``v`` of the first tuple; it counts up, so that every tuple of a stream is distinct.
     unmatched_share
-        Share of the tuples, chosen at random, whose key is negated, so that no relation of ours holds it.
+        Fraction of the tuples, chosen at random, whose key is negated, so that it is in no relation.
     seed
-        Decides ``q`` and which tuples are unmatched, together with `first_sequence`.
+        The seed of ``q`` and the choice of unmatched tuples, together with `first_sequence`.
 
     Returns
     -------
@@ -144,7 +143,7 @@ def make_stream_batch(
     [-5, -6]
     """
     if not 0.0 <= unmatched_share <= 1.0:
-        raise PlanError(f"unmatched_share={unmatched_share}: a share lies between 0 and 1.")
+        raise PlanError(f"unmatched_share={unmatched_share}: it must be between 0 and 1.")
     if isinstance(keys, Zipf):
         if rows is None:
             raise PlanError("A batch drawn from a distribution needs its number of rows.", hint="Pass rows=...")

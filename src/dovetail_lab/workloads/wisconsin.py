@@ -1,9 +1,9 @@
-"""The relations of the Wisconsin benchmark, with the further columns that the multi-way paper joins on.
+"""The relations of the Wisconsin benchmark, with the additional columns that the multi-way paper joins on.
 
-``unique1`` is a permutation of 0..n-1, ``unique2`` counts; ``two``, ``four``, ``ten``, ``twenty`` and the percentages
-are remainders of ``unique1``; three strings of 52 characters make a tuple of 264 bytes. The multi-way paper
-(Viglas, Naughton, Burger 2003, section 3) joins on more columns of the same kinds: ``unique3`` onwards are further
-permutations, ``thousand``, ``tenk`` and ``tenk1`` onwards columns with so many values, each equally often, independent
+``unique1`` is a permutation of 0..n-1, ``unique2`` is a sequence; ``two``, ``four``, ``ten``, ``twenty`` and the
+percentages are remainders of ``unique1``; with three strings of 52 characters a tuple has 264 bytes. The multi-way
+paper (Viglas, Naughton, Burger 2003, section 3) joins on more columns of the same kinds: ``unique3`` and up are further
+permutations; ``thousand``, ``tenk``, ``tenk1`` and up are columns with that many equally frequent values, independent
 of each other.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 
 __all__ = ["WISCONSIN_COLUMNS", "wisconsin_relation"]
 
@@ -37,18 +37,18 @@ _VALUES = {"thousand": 1_000, "tenk": 10_000}
 def wisconsin_relation(
     rows: int, columns: Sequence[str] = WISCONSIN_COLUMNS, *, seed: int = 0, values: int | None = None
 ) -> pa.Table:
-    """Make a relation.
+    """Generate a relation.
 
     Parameters
     ----------
     rows
-        How many tuples.
+        The number of tuples.
     columns
-        Which columns, by the benchmark's names; also ``unique<i>``, ``thousand<i>`` and ``tenk<i>``.
+        The columns, by the benchmark's names; also ``unique<i>``, ``thousand<i>`` and ``tenk<i>``.
     seed
-        Decides the permutations. Relations of different seeds are independent of each other.
+        The seed of the permutations. Relations with different seeds are independent.
     values
-        How many values ``thousand`` and ``tenk`` columns have, in place of 1,000 and 10,000: for smaller relations.
+        The number of values of ``thousand`` and ``tenk`` columns instead of 1,000 and 10,000: for smaller relations.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def wisconsin_relation(
     52
     """
     if rows < 0:
-        raise PlanError(f"rows={rows}: a relation cannot have fewer than 0 rows.")
+        raise PlanError(f"rows={rows}: the number of rows cannot be negative.")
     unique1 = _permutation(rows, seed, 1)
     return pa.table({name: _column(name, rows, unique1, seed, values) for name in columns})
 
