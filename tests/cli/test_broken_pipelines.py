@@ -58,7 +58,7 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
         ["no kind"],
     ),
     "no name": ("name: orders\n", "", 1, ["name", "missing"]),
-    "a name that cannot be a file's": ("name: orders", "name: my orders/2", 1, ["not a name of a flow"]),
+    "a name that cannot be a file's": ("name: orders", "name: my orders/2", 1, ["not a flow name"]),
     "no sink": (SINK, "", 1, ["sink", "missing"]),
     "no checkpoint": ("checkpoint: checkpoint\n", "", 1, ["checkpoint", "missing"]),
     "no source": (SOURCE, "  {}\n", 4, ["sources", "at least one"]),
@@ -76,8 +76,8 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
     "a budget that is no amount": ("budget: 16MB", "budget: lots", 18, ["steps[0].enrich.budget", "lots"]),
     "a budget of an unknown unit": ("budget: 16MB", "budget: 16 MX", 18, ["16 MX"]),
     "a negative budget": ("budget: 16MB", "budget: -5", 18, ["budget"]),
-    "a delay that is no span": ("max_delay: 5 seconds", "max_delay: soon", 19, ["'soon' is not a span of time"]),
-    "a trigger that is no span": ("trigger: 5 seconds", "trigger: often", 3, ["'often' is not a span of time"]),
+    "a delay that is no span": ("max_delay: 5 seconds", "max_delay: soon", 19, ["'soon' is not a duration"]),
+    "a trigger that is no span": ("trigger: 5 seconds", "trigger: often", 3, ["'often' is not a duration"]),
     "a join type that is not known": ("how: left", "how: lft", 17, ["'lft' is not known", "Did you mean 'left'"]),
     "a relation that is not declared": (
         "relation: customers",
@@ -87,6 +87,7 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
     ),
     "a relation that is not there": ("path: customers", "path: customer", 11, ["no relation at", "'customers'"]),
     "a source that is not there": ("path: landing", "path: lannding", 7, ["does not exist", "'landing'"]),
+    "a source that is a Delta table": ("path: landing", "path: lake", 7, ["is a Delta table", "Export"]),
     "a column that is not there": (
         "on: customer_id",
         "on: custmer_id",
@@ -111,6 +112,61 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
         16,
         ["2 columns are named"],
     ),
+    "no key and no condition": (
+        "on: customer_id\n      how: left",
+        "on: []\n      select: city",
+        16,
+        ["key columns, a condition, or both", "condition:"],
+    ),
+    "no key and unmatched rows": (
+        "on: customer_id",
+        "condition: amount < credit\n      on: []\n      select: city",
+        19,
+        ["how='left' needs key columns", "inner"],
+    ),
+    "no key for a strategy that needs one": (
+        "on: customer_id\n      how: left",
+        "on: []\n      select: city\n      condition: amount < credit\n      strategy: hybrid",
+        19,
+        ["hybrid joins on equal keys only", "mesh"],
+    ),
+    "no key for rows that may come late": (
+        "  - select:",
+        "  - wait_for: {relation: customers, on: [], select: city, deadline: 1 day}\n  - select:",
+        20,
+        ["wait_for joins on equal keys", "Name the key"],
+    ),
+    "a strategy that is not known": ("how: left", "strategy: hash", 17, ["'hash' is not known", "mesh", "lookup"]),
+    "an objective without a meaning": (
+        "how: left",
+        "strategy: hybrid\n      objective: memory",
+        18,
+        ['objective="memory" has no meaning', "hybrid", "balanced"],
+    ),
+    "a rate without the objective that it belongs to": (
+        "how: left",
+        "rate: 5000",
+        17,
+        ["enrich.rate", "objective", "memory"],
+    ),
+    "a rate for a strategy without one": (
+        "how: left",
+        "objective: memory\n      rate: 50",
+        18,
+        ["enrich.rate", "no meaning for strategy='auto'", "mesh or balanced"],
+    ),
+    "a rate of nothing": ("how: left", "objective: memory\n      rate: 0", 18, ["enrich.rate", "greater than 0"]),
+    "a rate that is none": ("how: left", "objective: memory\n      rate: fast", 18, ["enrich.rate", "number"]),
+    "a way of shedding that is not known": ("how: left", "shed: newest", 17, ["'newest' is not known", "oldest"]),
+    "shedding where no tuple waits": ("max_delay: 5 seconds", "shed: oldest", 19, ["without max_delay", "mesh"]),
+    "shedding by lookups": ("how: left", "strategy: lookup\n      shed: random", 18, ["no tuple waits", "hybrid"]),
+    "a place for dropped rows when none is dropped": ("how: left", "shed_to: {path: shed}", 17, ["shed_to", "shed="]),
+    "dropped rows in the sink's place": (
+        "how: left",
+        "shed: oldest\n      shed_to: {path: warehouse}",
+        18,
+        ["is also sink.path"],
+    ),
     "a column that both sides have": (
         "customer_id bigint, amount",
         "customer_id bigint, city string, amount",
@@ -124,16 +180,16 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
         "  - select:",
         "  - from: second\n    name: second\n    select:",
         20,
-        ["run in a circle", "second"],
+        ["form a cycle", "second"],
     ),
     "a step from nowhere": ("    enrich:\n", "    from: nowhere\n    enrich:\n", 14, ["no source or step 'nowhere'"]),
-    "a branch": ("  - select:", "  - {from: orders, where: amount > 1}\n  - select:", 20, ["taken by two steps"]),
+    "a branch": ("  - select:", "  - {from: orders, where: amount > 1}\n  - select:", 20, ["used by two steps"]),
     "a variable that is not set": ("path: landing", "path: ${DOVETAIL_NOT_SET}", 7, ["no variable DOVETAIL_NOT_SET"]),
     "a key that is given twice": ("trigger: 5 seconds", "name: again", 3, ["given twice", "line 1"]),
     "not YAML": ("steps:\n", "steps: [\n", 13, ["not YAML"]),
     "a checkpoint that is the sink": ("path: warehouse", "path: checkpoint", 23, ["is also checkpoint"]),
     "a checkpoint that is a file": ("checkpoint: checkpoint", "checkpoint: note.txt", 2, ["is a file"]),
-    "a password in the file": (SINK, POSTGRES + "  password: hunter2\n", 28, ["must not stand in the file"]),
+    "a password in the file": (SINK, POSTGRES + "  password: hunter2\n", 28, ["must not be in the file"]),
     "a secret by substitution": ("path: landing", "path: ${MY_PASSWORD}", 7, ["would put a secret into plain text"]),
     "a password that is not set": (
         SINK,
@@ -143,12 +199,12 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
     ),
     "a database that does not answer": (SINK, POSTGRES, 21, ["PostgreSQL at 127.0.0.1:1", "Check host, port"]),
     "a table key that is not put out": (SINK, POSTGRES + "  key: [order]\n", 28, ["no column 'order'", "'order_id'"]),
-    "a broker that does not answer": (SINK, KAFKA, 23, ["No Kafka broker answers at 127.0.0.1:1", "Check servers"]),
+    "a broker that does not answer": (SINK, KAFKA, 23, ["No Kafka broker responds at 127.0.0.1:1", "Check servers"]),
     "a broker without a port that does not answer": (
         SINK,
         KAFKA.replace(":1\n", "\n"),
         23,
-        ["'127.0.0.1' is not the address of a broker"],
+        ["'127.0.0.1' is not a broker address"],
     ),
     "expired rows in the sink's place": (
         "  - select:",
@@ -170,6 +226,7 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "landing").mkdir()
+    (tmp_path / "lake" / "_delta_log").mkdir(parents=True)
     (tmp_path / "note.txt").write_text("a file")
     rows = pa.table({"customer_id": [1, 2], "city": ["Rome", "Oslo"]})
     dt.Relation.build(rows, tmp_path / "customers", on="customer_id", shards=2)
@@ -229,9 +286,9 @@ def test_file_that_cannot_be_read_is_a_message(run_here: Run, project: Path) -> 
     (project / "huge.yaml").write_text("a" * (1 << 21))
     for name, told in {
         "nowhere.yaml": "No such file",
-        "binary.yaml": "not text",
+        "binary.yaml": "not UTF-8 text",
         "empty.yaml": "empty",
-        "huge.yaml": "no pipeline file",
+        "huge.yaml": "too large for a pipeline file",
         "landing": "Is a directory",
     }.items():
         shown = run_here("check", name)

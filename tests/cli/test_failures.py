@@ -3,8 +3,9 @@
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from dovetail import errors
-from dovetail.cli.failures import ExitCode, Interrupted, explain_spark, failure_of
+from dovetail.cli.failures import ExitCode, Interrupted, failure_of
+from dovetail.core import errors
+from dovetail.spark.plan.spark_errors import explain_spark
 
 MALFORMED_CSV = """An error occurred while calling o125.collectToPython.
 : org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/bad.csv.  \
@@ -135,8 +136,8 @@ def test_lack_of_memory_says_how_to_give_more() -> None:
     ("line", "code", "message"),
     [
         ("OSError: [Errno 28] No space left on device", 3, "No space left on device."),
-        ("dovetail.errors.RelationCorrupt: r/x.rows is damaged.", 3, "r/x.rows is damaged."),
-        ("dovetail.errors.InternalError: rows of several shards.", 1, "rows of several shards."),
+        ("dovetail.core.errors.RelationCorrupt: r/x.rows is damaged.", 3, "r/x.rows is damaged."),
+        ("dovetail.core.errors.InternalError: rows of several shards.", 1, "rows of several shards."),
         ("KeyError: 'x'", 1, "KeyError: 'x'"),
     ],
 )

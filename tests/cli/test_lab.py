@@ -17,7 +17,7 @@ def test_mistakes_are_refused_before_anything_runs(run: Run, tmp_path: Path) -> 
     for arguments, hint in (
         (["no-such-figure"], "lab list"),
         ([], "--all"),
-        (["hybridjoin-fig10", "--all"], "Give names or --all"),
+        (["hybridjoin-fig10", "--all"], "Pass names or --all"),
     ):
         refused = run("lab", "run", *arguments, "--results", str(tmp_path / "r"), "--json")
         assert refused.code == 2

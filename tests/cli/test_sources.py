@@ -42,6 +42,19 @@ def test_directory_has_the_format_of_its_files_as_spark_sees_them(tmp_path: Path
     assert find_source([str(tmp_path)]).format == "parquet"
 
 
+@pytest.mark.parametrize(
+    ("log", "table"), [("_delta_log/00000000000000000000.json", "Delta"), ("metadata/v1.metadata.json", "Iceberg")]
+)
+@pytest.mark.parametrize("format", [None, "parquet"])
+def test_directory_of_a_table_format_is_not_read_as_plain_parquet(
+    tmp_path: Path, log: str, table: str, format: str | None
+) -> None:
+    touch(tmp_path / "part-0.parquet", tmp_path / log)
+    with pytest.raises(SourceError, match=f"is a {table} table: .* deleted or replaced"):
+        find_source([str(tmp_path)], format)
+    assert find_source([str(tmp_path)], table.lower()).format == table.lower()
+
+
 def test_given_format_is_not_doubted(tmp_path: Path) -> None:
     touch(tmp_path / "a.parquet")
     assert find_source([str(tmp_path)], "CSV").format == "csv"
@@ -73,12 +86,12 @@ def test_mixed_formats_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_format_asks_for_it(tmp_path: Path) -> None:
     touch(tmp_path / "rows.dat")
-    with pytest.raises(SourceError, match="--format parquet"):
+    with pytest.raises(SourceError, match="--format: parquet"):
         find_source([str(tmp_path / "rows.dat")])
 
 
 def test_empty_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="holds no data files"):
+    with pytest.raises(SourceError, match="has no data files"):
         find_source([str(tmp_path)])
 
 

@@ -1,9 +1,12 @@
 """The driver of an application on a cluster: ``cluster_driver.py MASTER ROOT``, told on stdin what to run.
 
 ``enrich`` joins the files in ROOT/feed as a batch and as a stream, into ROOT/batch-* and ROOT/stream-*; ``flow`` lets a
-flow join them into ROOT/out, and prints a line for every micro-batch.
+flow join them into ROOT/out, and prints a line for every micro-batch; ``unshared`` runs flows whose checkpoint or
+target is another directory for each process, and prints a line of JSON for each.
 """
 
+import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -95,12 +98,42 @@ def run_flow(spark: SparkSession, root: Path) -> None:
     query.awaitTermination()
 
 
+# A path that every process understands in its own way, as hosts do with a directory that they do not share.
+PRIVATE = Path("/proc/self/cwd")
+
+
+def run_unshared(spark: SparkSession, root: Path) -> None:
+    """Run flows whose directories are not shared; nothing of them may count."""
+    cities = dt.Relation.open(root / "cities")
+    plain = dt.stream(source(spark, root), "unshared")
+    in_place = plain.enrich(cities, on="k", how="left")
+    with_state = plain.enrich(cities, on="k", how="left", strategy="mesh", budget="800kB", max_delay="1 hour")
+    parquet, function = dt.sinks.parquet, dt.sinks.foreach_batch(lambda rows, batch: None)
+    cases = [
+        ("plain", plain, parquet(PRIVATE / "plain-out"), root / "plain"),
+        ("in place", in_place, parquet(PRIVATE / "in-place-out"), root / "in-place"),
+        ("with state", with_state, parquet(PRIVATE / "with-state-out"), root / "with-state"),
+        ("checkpoint", with_state, parquet(root / "checkpoint-out"), PRIVATE / "unshared-checkpoint"),
+        ("foreach_batch", plain, function, PRIVATE / "foreach-batch"),
+    ]
+    for name, flow, sink, checkpoint in cases:
+        error: BaseException | None = None
+        try:
+            flow.write(sink, checkpoint=checkpoint, trigger="available-now").awaitTermination()
+        except Exception as failure:  # noqa: BLE001 -- the test says which it may be
+            error = failure
+        commits = len(list((checkpoint / "dovetail" / "commits").glob("*.json")))
+        kind = "nothing" if error is None else type(error).__name__
+        print(json.dumps({"case": name, "error": kind, "text": str(error), "commits": commits}), flush=True)
+
+
 def main(master: str, root: Path) -> None:
     """Do what stdin says, line by line."""
+    os.chdir(root)
     spark = session(master, root)
     print("ready", flush=True)
     for line in sys.stdin:
-        {"enrich": run_enrich, "flow": run_flow}[line.strip()](spark, root)
+        {"enrich": run_enrich, "flow": run_flow, "unshared": run_unshared}[line.strip()](spark, root)
         print("done", flush=True)
 
 

@@ -1,5 +1,6 @@
 """A standalone cluster of two workers, each a process of its own: the same results, also when one of them is killed."""
 
+import json
 import os
 import signal
 import socket
@@ -152,6 +153,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def joined_once(feed: Feed) -> list[dict[str, object]]:
     return join_oracle(feed.rows(), DRIVER.CITY_OF, on=["k"], how="left")
+
+
+def test_flow_whose_workers_do_not_share_its_directories_is_refused_before_anything_counts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    DRIVER.build(tmp_path)
+    feed = Feed(tmp_path / "feed")
+    feed.add(DRIVER.orders(0))
+    with cluster.driver(tmp_path) as driver:
+        driver.start("unshared")
+        told = [json.loads(line) for line in driver.finish()]
+    assert [case["case"] for case in told] == ["plain", "in place", "with state", "checkpoint", "foreach_batch"]
+    for case in told:
+        assert case["error"] == "StateError", case
+        assert "must be directories that the driver and all workers mount" in case["text"], case
+        assert "not committed" in case["text"] or "Nothing was committed" in case["text"], case
+        assert case["commits"] == 0, case
+    for out in tmp_path.glob("*-out"):
+        assert published_rows(out) == []
 
 
 def test_enrich_and_a_flow_give_the_same_rows_with_a_worker_killed_in_mid_stream(

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError, DovetailError, PlanError, SchemaError
-from dovetail.memory import Budget
-from dovetail.operators import (
+from dovetail.core.errors import BudgetError, DovetailError, PlanError, SchemaError
+from dovetail.core.memory import Budget
+from dovetail.joins import (
     OPERATORS,
     Comparison,
     LeastJoinedFirst,
@@ -209,13 +209,18 @@ def test_kept_output_is_exact_for_the_kept_tuples(kind: str, how: Any, policy: A
     spec = spec_of(CITIES, how=how, select=("city",), shed=policy)
     spec = replace(spec, budget=Budget(minimum_of(kind, spec) + 200))
     operator = OPERATORS[kind](spec)
+    dropped: list[pa.RecordBatch] = []
+    operator.hand_shed_to(dropped.append)
     batch = batch_of(rows)
     output = drive(operator, [batch.slice(start, 40) for start in range(0, 400, 40)])
     metrics = operator.metrics
     assert metrics.tuples_left == 400
+    assert len({row["t"] for row in rows_of(dropped)}) == len(rows_of(dropped)) == metrics.shed_tuples
+    assert all(rows[row["t"]] == row for row in rows_of(dropped))
     assert set(metrics.shed) <= {policy.name}
     given = rows_of(output)
     given_t = {row["t"] for row in given}
+    assert not given_t & {row["t"] for row in rows_of(dropped)}
     # What was kept and gives nothing by itself cannot be seen in the output, so exactness is asked of what was given.
     expected = join_oracle([row for row in rows if row["t"] in given_t], CITIES, "id", how, select=["city"])
     assert_same_rows(given, expected)

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError, PlanError, StateError
-from dovetail.memory import Budget
-from dovetail.model import CostFactors
-from dovetail.operators import (
+from dovetail.core.errors import BudgetError, PlanError, StateError
+from dovetail.core.memory import Budget
+from dovetail.costs import CostFactors
+from dovetail.joins import (
     OPERATORS,
     Comparison,
     SemiStreamOperator,

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.memory import Budget
-from dovetail.operators import (
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
+from dovetail.joins import (
     OPERATORS,
     BatchPredicate,
     Comparison,
@@ -195,10 +195,10 @@ def _raise(_: int) -> Any:
     ("wrong", "message"),
     [
         (_raise, "predicate fickle raised ZeroDivisionError: no such thing"),
-        (lambda rows: np.ones(rows + 1, np.bool_), "predicate fickle gave .* values for"),
-        (lambda rows: np.ones(rows, np.int64), "predicate fickle gave int64 instead of a boolean array"),
-        (lambda rows: pa.array(["x"] * rows), "predicate fickle gave string instead of a boolean array"),
-        (lambda rows: None, "predicate fickle gave NoneType instead of a boolean array"),
+        (lambda rows: np.ones(rows + 1, np.bool_), "predicate fickle returned .* values for"),
+        (lambda rows: np.ones(rows, np.int64), "predicate fickle returned int64 instead of a boolean array"),
+        (lambda rows: pa.array(["x"] * rows), "predicate fickle returned string instead of a boolean array"),
+        (lambda rows: None, "predicate fickle returned NoneType instead of a boolean array"),
     ],
 )
 @EVERY_JOIN_TYPE

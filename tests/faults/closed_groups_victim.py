@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dovetail.workloads.news import NewsWorkload
+from dovetail_lab.workloads.news import NewsWorkload
 
 ITEMS_PER_FILE, PER_ITEM = 20, 4
 SHARDS = 2
@@ -58,10 +58,11 @@ def flow_on(spark: Any, root: Path) -> Any:
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    import dovetail as dt
-    from dovetail.testing.sessions import SHORT_LIVED, local_session
+    from victim_session import victim_session
 
-    spark = local_session(root, SHORT_LIVED)
+    import dovetail as dt
+
+    spark = victim_session(root)
     files = [sorted((root / name).glob("[0-9]*.parquet")) for name in ("news", "access")]
     given = sum(table.num_rows for number in range(len(files[0])) for table in rows_of(number))
     query = flow_on(spark, root).write(dt.sinks.parquet(root / "out"), checkpoint=root / "checkpoint", keep_commits=3)

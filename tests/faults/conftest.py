@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dovetail import Relation
-from dovetail.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
+from dovetail.core.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
 from dovetail.testing.faults import load_program
 from dovetail.testing.rows import assert_same_rows
 

@@ -29,7 +29,7 @@ def changes(number: int) -> pa.Table:
 
 
 def flow_on(spark: Any, root: Path) -> Any:
-    """The flow; its budgets are so small that changes are folded into the relations all the time."""
+    """The flow; its budgets are so small, or its folds so frequent, that changes are folded all the time."""
     import dovetail as dt
 
     schema = "n long, source string, id long, city string"
@@ -38,16 +38,17 @@ def flow_on(spark: Any, root: Path) -> Any:
         dt.stream(source, "kept")
         .surrogate_key("sk", root / "keys", on=["source", "id"], budget="2 kB", shards=2)
         .transform(lambda rows: rows.withColumn("ts", rows.n.cast("timestamp")))
-        .upsert(root / "dim", on="sk", columns=["city"], order_by="n", budget="2 kB", shards=2)
+        .upsert(root / "dim", on="sk", columns=["city"], order_by="n", fold_every="0 s", shards=2)
     )
 
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    import dovetail as dt
-    from dovetail.testing.sessions import SHORT_LIVED, local_session
+    from victim_session import victim_session
 
-    spark = local_session(root, SHORT_LIVED)
+    import dovetail as dt
+
+    spark = victim_session(root)
     sink = dt.sinks.parquet(root / "out")
     query = flow_on(spark, root).write(sink, checkpoint=root / "checkpoint", trigger="available-now", keep_commits=3)
     print("started", flush=True)

@@ -60,10 +60,11 @@ def flow_on(spark: Any, root: Path) -> Any:
 
 def main(root: Path) -> int:
     """Run the flow until nothing is left to do."""
-    import dovetail as dt
-    from dovetail.testing.sessions import SHORT_LIVED, local_session
+    from victim_session import victim_session
 
-    spark = local_session(root, SHORT_LIVED)
+    import dovetail as dt
+
+    spark = victim_session(root)
     offered = sum(ROWS_PER_FILE * len(list((root / name).glob("[0-9]*.parquet"))) for name in NAMES)
     query = flow_on(spark, root).write(dt.sinks.parquet(root / "out"), checkpoint=root / "checkpoint", keep_commits=3)
     print("started", flush=True)

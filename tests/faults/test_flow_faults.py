@@ -17,10 +17,10 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from dovetail import Relation
-from dovetail.errors import StateError
+from dovetail.core.errors import StateError
 from dovetail.spark import sinks
-from dovetail.spark.flow import Flow, stream
-from dovetail.spark.flow_query import FlowQuery
+from dovetail.spark.flow.query import FlowQuery
+from dovetail.spark.steps.stream import Flow, stream
 from dovetail.testing.flows import Feed, published_rows, unnamed_state_files, wait_until
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -48,12 +48,12 @@ class Town:
             numbers = list(range(first, first + ROWS_PER_FILE))
             self.feed.add(pa.table({"n": numbers, "k": [n * 37 % KEYS for n in numbers]}))
 
-    def flow(self, before: Any = None, between: Any = None, after: Any = None) -> Flow:
+    def flow(self, before: Any = None, between: Any = None, after: Any = None, in_place: bool = False) -> Flow:
         reader = self.spark.readStream.schema("n long, k long").option("maxFilesPerTrigger", 1)
         flow = stream(reader.parquet(str(self.feed.directory)), "town")
         flow = flow if before is None else flow.transform(before)
         options = {"how": "left", "strategy": "mesh", "budget": "600kB", "max_delay": "1 hour"}
-        flow = flow.enrich(self.cities, on="k", **options)
+        flow = flow.enrich(self.cities, on="k", **({"how": "left"} if in_place else options))
         flow = flow if between is None else flow.transform(between)
         flow = flow.enrich(self.mayors, on="city", **options)
         return flow if after is None else flow.transform(after)
@@ -203,6 +203,22 @@ class Witness:
         with open(self.notes, "a") as notes:
             notes.write(f"{context.getLocalProperty('streaming.sql.batchId')}.{context.partitionId()}\n")
         yield from batches
+
+
+def test_tasks_in_place_that_run_again_are_counted_once(town: Town) -> None:
+    local = Path(town.spark.conf.get("spark.local.dir"))
+    done, witness = town.root / "deleted", Witness(town.root / "notes")
+    town.add(2)
+    flow = town.flow(before=witness, after=Saboteur(local, done), in_place=True)
+    query = town.start(flow)
+    wait_until(lambda: taken(query) >= 2 * ROWS_PER_FILE or not query.isActive, "the files to be read")
+    query.stop()
+    assert done.exists()
+    assert max(Counter(witness.notes.read_text().split()).values()) > 1, "no task was run again"
+    assert taken(query) == 2 * ROWS_PER_FILE
+    totals = query.progress.operators[0].totals
+    assert (totals.matched_tuples, totals.unmatched_tuples) == (ROWS_PER_FILE, ROWS_PER_FILE)
+    town.finish(flow)
 
 
 @pytest.mark.parametrize("place", ["between", "after"])

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from dovetail.errors import SpillError
+from dovetail.core.errors import SpillError
 from dovetail.spark import sinks
-from dovetail.spark.flow import Flow
-from dovetail.spark.multi_join import multi_join
+from dovetail.spark.steps.multi_join import multi_join
+from dovetail.spark.steps.stream import Flow
 from dovetail.testing.flows import Feed, published_rows, unnamed_state_files
 from dovetail.testing.rows import assert_same_rows
 
@@ -94,7 +94,7 @@ def test_full_spill_directory_is_a_clear_error_and_the_join_goes_on_when_there_i
     run()
     add()
     fill(spill_directory)
-    with pytest.raises(SpillError, match=r"The spill directory .*spill.* (is full|failed): .*Make room there"):
+    with pytest.raises(SpillError, match=r"The spill directory .*spill.* (is full|failed): .*Free space there"):
         run()
     make_room(spill_directory)
     run()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from dovetail import Relation
-from dovetail.errors import RelationError
+from dovetail.core.errors import RelationError
 
 
 def test_writers_that_race_win_one_after_the_other_or_conflict(
@@ -35,7 +35,7 @@ def test_writers_that_race_win_one_after_the_other_or_conflict(
         conflicts += codes.count(victims.CONFLICT)
         for child, code in zip(children, codes, strict=True):
             if code == victims.CONFLICT:
-                assert "another writer" in child.report
+                assert "Another writer" in child.report
         newest = max(tale.versions)
         winners = [seed for seed, code in zip(seeds, codes, strict=True) if code == victims.DONE]
         assert Relation.open(tale.root).version == newest + len(winners)
@@ -62,7 +62,7 @@ def test_writer_inside_keeps_every_other_out(tale: Any, victims: ModuleType, tmp
     for operation in ("upsert", "append", "delete", "build", "vacuum"):
         other = tale.nursery.start(tale.root, operation, 3)
         assert other.wait() == victims.CONFLICT, other.report
-        assert f"another writer is changing {tale.root} (process {first.pid})" in other.report
+        assert f"Another writer is changing {tale.root} (process {first.pid})" in other.report
     (meeting / "somebody").touch()
     assert first.wait() == victims.DONE, first.report
     tale.learn("upsert", 2, must_have_happened=True)
@@ -83,7 +83,7 @@ def test_writers_on_two_hosts_are_told_apart_by_the_manifest(
         codes = [child.wait() for child in children]
         assert sorted(codes) == [victims.DONE, victims.CONFLICT], [child.report for child in children]
         (loser,) = [child for child, code in zip(children, codes, strict=True) if code == victims.CONFLICT]
-        assert f"another writer committed version {max(tale.versions) + 1}" in loser.report
+        assert f"Another writer committed version {max(tale.versions) + 1}" in loser.report
         tale.learn(operation, seeds[codes.index(victims.DONE)], must_have_happened=True)
     tale.check_vacuum_leaves_only_what_is_named()
 
@@ -108,7 +108,7 @@ def test_file_that_may_not_grow_is_a_clear_error(tale: Any, victims: ModuleType,
     for file_bytes in (200, 700, 3_000):
         child = tale.nursery.start(tale.root, operation, 2, file_bytes=file_bytes)
         assert child.wait() == victims.REFUSED, child.report
-        assert f"{tale.root} cannot be written: File too large. The last version is as it was" in child.report
+        assert f"{tale.root} cannot be written: File too large. The last version is unchanged" in child.report
         tale.check_whole()
         assert {path for path in tale.root.rglob("*") if path.is_file()} == files
     tale.do(operation, 2)

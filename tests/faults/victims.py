@@ -17,8 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from dovetail import Relation, faultpoints
-from dovetail.errors import RelationConflict, RelationError
+from dovetail import Relation
+from dovetail.core import faultpoints
+from dovetail.core.errors import RelationConflict, RelationError
 from dovetail.relation import version_log
 
 SHARDS = 3

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dovetail.lab import Axis, Context, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab import Axis, Context, Experiment, Measured, Panel, Series, Verdict
 
 Make = Callable[..., Experiment]
 

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from dovetail.lab import experiments
+from dovetail_lab import experiments
 
-TABLE = Path(__file__).parents[3] / "docs" / "lab" / "README.md"
+TABLE = Path(__file__).parents[2] / "docs" / "lab" / "experiments.md"
 _LINE = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([a-z0-9-]+) \|$", re.MULTILINE)
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.lab import Axis, Measured, Panel, Request, Series, find, run_experiments
-from dovetail.lab.semi_stream import memory_for_rates
-from dovetail.lab.waiting import PageUse
+from dovetail_lab import Axis, Measured, Panel, Request, Series, find, run_experiments
+from dovetail_lab.semi_stream import memory_for_rates
+from dovetail_lab.waiting import PageUse
 
 
 @pytest.mark.parametrize("name", ["hybridjoin-fig10", "hybridjoin-fig11"])

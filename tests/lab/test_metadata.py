@@ -2,9 +2,9 @@
 
 import pytest
 
-from dovetail.lab import find
-from dovetail.lab.experiment import Axis, Measured, Panel, Series
-from dovetail.lab.metadata import BATCHED, CHOSEN, IMMEDIATE, OURS, PRIORITY, RANDOM, THEIRS
+from dovetail_lab import find
+from dovetail_lab.experiment import Axis, Measured, Panel, Series
+from dovetail_lab.metadata import BATCHED, CHOSEN, IMMEDIATE, OURS, PRIORITY, RANDOM, THEIRS
 
 X, Y = Axis("x"), Axis("y")
 RESULTS = (5000, 10_000, 15_000, 20_000)

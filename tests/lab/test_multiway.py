@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import InternalError
-from dovetail.lab import find
-from dovetail.lab.experiment import Axis, Measured, Panel, Series
-from dovetail.lab.multiway.probing import ADAPTIVE, BY_SIZE, DEEP, RIGHT, WRONG
-from dovetail.lab.multiway.runs import Curve, Inputs, JoinPlan, check_same_results, cpu_series, run_plan
-from dovetail.workloads import arrival_slices, poisson_times
+from dovetail.core.errors import InternalError
+from dovetail_lab import find
+from dovetail_lab.experiment import Axis, Measured, Panel, Series
+from dovetail_lab.multiway.probing import ADAPTIVE, BY_SIZE, DEEP, RIGHT, WRONG
+from dovetail_lab.multiway.runs import Curve, Inputs, JoinPlan, check_same_results, cpu_series, run_plan
+from dovetail_lab.workloads import arrival_slices, poisson_times
 
 X, Y = Axis("x"), Axis("y")
 

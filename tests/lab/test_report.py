@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.lab import Axis, Experiment, Panel, Request, Series, experiments, read_results, run_experiments
-from dovetail.lab.plots import draw
-from dovetail.lab.report import TABLE_BEGIN, TABLE_END, summary_table, write_report, write_summary
+from dovetail.core.errors import PlanError
+from dovetail_lab import Axis, Experiment, Panel, Request, Series, experiments, read_results, run_experiments
+from dovetail_lab.plots import draw
+from dovetail_lab.report import TABLE_BEGIN, TABLE_END, summary_table, write_report, write_summary
 
 Make = Callable[..., Experiment]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "lab" / "results"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.lab import Context, Experiment, Request, Result, Step, read_results, run_experiments
+from dovetail.core.errors import PlanError
+from dovetail_lab import Context, Experiment, Request, Result, Step, read_results, run_experiments
 
 Make = Callable[..., Experiment]
 

@@ -12,9 +12,9 @@ from dovetail.pipeline.checks import check_pipeline
 from dovetail.pipeline.loading import parse_pipeline
 from dovetail.pipeline.problems import PipelineError
 from dovetail.pipeline.runner import plan_pipeline
-from dovetail.spark.bursty_source import register_bursty
+from dovetail.spark.sources.bursty import register_bursty
 from dovetail.testing.flows import published_rows
-from dovetail.workloads import BurstyStream
+from dovetail_lab.workloads import BurstyStream
 
 OPTIONS = {"keys": "500", "tuplesPerStep": "3.5", "seed": "7", "objects": "6"}
 
@@ -97,5 +97,5 @@ sink: {format: parquet, path: out}
     rows = sorted((row["v"], row["k"]) for row in published_rows(tmp_path / "out"))
     assert rows == list(zip(batch["v"].to_pylist(), batch["k"].to_pylist(), strict=True))
     (tmp_path / "p.yaml").write_text(text.replace(", steps_per_batch: 400", ""))
-    with pytest.raises(PipelineError, match=r"p\.yaml:5: .*step_millis: 0 goes with steps_per_batch"):
+    with pytest.raises(PipelineError, match=r"p\.yaml:5: .*step_millis: 0 requires steps_per_batch"):
         parse_pipeline(tmp_path / "p.yaml")

@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dovetail.errors import PlanError, StateError
-from dovetail.model.multiway import MultiwayStatistics
+from dovetail.core.errors import PlanError, StateError
+from dovetail.joins.multiway.planner import MultiwayStatistics
 from dovetail.spark import sinks
-from dovetail.spark.flow import Flow
-from dovetail.spark.flow_query import FlowQuery
-from dovetail.spark.multi_join import multi_join
+from dovetail.spark.flow.query import FlowQuery
+from dovetail.spark.steps.multi_join import multi_join
+from dovetail.spark.steps.stream import Flow
 from dovetail.testing.flows import Feed, commits_of, unnamed_state_files
 from dovetail.testing.rows import assert_same_rows
 
@@ -190,7 +190,7 @@ def test_plans_that_cannot_run_are_refused(spark: SparkSession, tmp_path: Path) 
         ({"plan": [["a", "c"], ["b", "d"]]}, "no join attribute in common"),
         ({"plan": ["a", "b", "c"]}, "does not name each of"),
         ({"plan": "quickest"}, "none of auto, single, binary"),
-        ({"how": "left"}, "needs join columns that all inputs share"),
+        ({"how": "left"}, "join columns that all inputs share"),
         (
             {"inputs": {**streams, "d": streams["d"].withColumn("td", F.col("td").cast("timestamp_ntz"))}},
             "event time of 'a' is timestamp, that of 'd' timestamp_ntz",

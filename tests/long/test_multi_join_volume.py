@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from dovetail.spark import sinks
-from dovetail.spark.multi_join import multi_join
+from dovetail.spark.steps.multi_join import multi_join
 from dovetail.testing.flows import Feed
 
 BUDGET_BYTES = 600_000

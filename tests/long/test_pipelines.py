@@ -153,7 +153,7 @@ sink: {{format: parquet, path: out}}
     (project / "p.yaml").write_text(text)
     planned = plan_pipeline(spark, check_pipeline(*parse_pipeline(project / "p.yaml")))
     (step,) = planned.flow.explanation().as_dict()["steps"]
-    assert (step["name"], step["kind"], step["shards"], step["plan"]["strategy"]) == ("1-enrich", "enrich", 2, "auto")
+    assert (step["name"], step["kind"], step["shards"], step["plan"]["strategy"]) == ("1-enrich", "enrich", 2, "lookup")
     query = planned.start("available-now")
     query.awaitTermination()
     assert_same_rows(published_rows(project / "out"), [{"id": 1, "city": "Rome"}, {"id": 2, "city": "Oslo"}])
@@ -163,9 +163,9 @@ sink: {{format: parquet, path: out}}
 
 
 def test_second_runner_of_a_checkpoint_is_refused(command: Command, project: Path) -> None:
-    from dovetail.state.running import running
+    from dovetail.storage.running import running
 
     with running(project / "checkpoint"):
         code, _, err = command("run", "p.yaml")
     assert code == 3
-    assert "runs this flow already" in err
+    assert "already runs this flow" in err

@@ -86,7 +86,7 @@ def test_ctrl_c_stops_a_run_that_shows_progress_and_the_next_one_goes_on(shop: P
     assert (process.returncode, out) == (130, ""), shown
     assert "1-enrich" in shown
     assert "Ctrl-C stops it" in shown
-    assert "nothing is lost. Go on with: dovetail run pipeline.yaml" in shown
+    assert "nothing is lost. Resume with: dovetail run pipeline.yaml" in shown
     assert "Traceback" not in shown
     assert status(shop)["running"] is None
     (shop / "landing" / "orders-2.json").write_text('{"order_id": 200, "customer_id": 2, "amount": 1.0}\n')
@@ -98,7 +98,7 @@ def test_ctrl_c_stops_a_run_that_shows_progress_and_the_next_one_goes_on(shop: P
     lines = err.splitlines()
     assert lines[0].startswith("batch="), "plain lines where there is no terminal"
     assert "\x1b" not in err
-    assert lines[-1].endswith("Go on with: dovetail run pipeline.yaml")
+    assert lines[-1].endswith("Resume with: dovetail run pipeline.yaml")
     assert sorted(row["order_id"] for row in published_rows(shop / "warehouse" / "orders")) == [100, 101, 102, 200]
 
 

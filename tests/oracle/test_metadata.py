@@ -1,9 +1,10 @@
 """Metadata-aware joins against the oracle: with truthful promises of every kind and mix, the results are the same.
 
-An example is a join of 2 to 4 inputs whose rows are made so that promises about them are true: unique, clustered and
-ordered inputs, and punctuations of every form that no later row matches. The oracle knows nothing of promises. Besides
-the results, every call checks that the operator holds no more than it says and its budget allows, and that no row comes
-out after a punctuation that matches it was passed on. Everything follows from one seed, which a failure prints.
+An example is a join of 2 to 4 inputs, or a tree of joins of 3 to 7, whose rows are made so that promises about them are
+true: unique, clustered and ordered inputs, and punctuations of every form that no later row matches. The oracle knows
+nothing of promises. Besides the results, every call checks that the operator holds no more than it says and its budget
+allows, and that no row comes out after a punctuation that matches it was passed on. Everything follows from one seed,
+which a failure prints.
 """
 
 import random
@@ -16,9 +17,10 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from dovetail.operators.metadata import Metadata, MetadataJoin, Order, Punctuation, Range
-from dovetail.operators.metadata.punctuation import BoundPunctuation
-from dovetail.operators.mjoin import TimeWindow, TupleWindow, mjoin_spec
+from dovetail.joins.multiway import TimeWindow, TupleWindow, mjoin_spec
+from dovetail.joins.multiway.planner import plan_multiway
+from dovetail.joins.promises import Metadata, MetadataJoin, MetadataTree, Order, Punctuation, Range
+from dovetail.joins.promises.punctuation import BoundPunctuation
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of
@@ -42,11 +44,12 @@ class Case:
     purging: str = "batched"
     rows: int = 120
     spills: bool = True
+    plan: Any = None
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.names = list("abcd"[: len(self.promises)])
+        self.names = list("abcdefgh"[: len(self.promises)])
         kinds = {"integer": [pa.int64()], "text": [pa.string()], "composite": [pa.string(), pa.int32()]}[self.keys]
         self.key_columns = [f"k{n}" for n in range(len(kinds))]
         self.schemas = {
@@ -55,8 +58,10 @@ class Case:
         }
         # A tuple must fit a small part of the budget; what spills is labelled as long as it takes.
         minimum = MetadataJoin.minimum_budget(mjoin_spec(self.schemas, self.key_columns, partitions=8))
+        self.label_bytes = minimum * 9 // (4 * self.rows) if self.spills else 30
+        # Nodes of a tree have the columns of several inputs.
+        minimum *= 1 if self.plan is None else 3 * len(self.names)
         self.budget = minimum * 3 // 2 if self.spills else minimum * 100
-        self.label_bytes = self.budget * 3 // (2 * self.rows) if self.spills else 30
         self.streams = {n: self._stream(n, p) for n, p in zip(self.names, self.promises, strict=True)}
 
     def key(self, number: int | None) -> tuple[Any, ...]:
@@ -108,14 +113,17 @@ class Case:
             purge_count=self.chance.choice([None, 1, 7]),
         )
 
-    def join(self, directory: Path) -> MetadataJoin:
+    def join(self, directory: Path) -> MetadataJoin | MetadataTree:
         window = {None: None, "time": TimeWindow(30, {n: f"t{n}" for n in self.names}), "tuples": TupleWindow(40)}
         options: dict[str, Any] = {"how": self.how, "window": window[self.window], "flushing": self.flushing}
         options |= {"partitions": 8, "seed": self.seed, "spill_directory": directory}
         self.chance, kept = random.Random(self.seed), self.chance
         metadata = self.metadata()
         self.chance = kept
-        return MetadataJoin(mjoin_spec(self.schemas, self.key_columns, budget=self.budget, **options), metadata)
+        spec = mjoin_spec(self.schemas, self.key_columns, budget=self.budget, **options)
+        if self.plan is None:
+            return MetadataJoin(spec, metadata)
+        return MetadataTree(spec, plan_multiway(spec.graph, force=self.plan), metadata)
 
     def punctuation(self, name: str, sent: int) -> Punctuation | None:
         """Something that no later row of the input matches, of a random form."""
@@ -156,7 +164,7 @@ class Case:
         return Punctuation.between(self.key_columns[0], *ends, closed=closed)
 
 
-def drive(case: Case, directory: Path) -> MetadataJoin:
+def drive(case: Case, directory: Path) -> MetadataJoin | MetadataTree:
     """Run a case and compare; gives the operator for what else a test wants to know."""
     join, chance, restarts = case.join(directory / "0"), random.Random(case.seed + 1), 0
     spec = join.spec
@@ -174,7 +182,8 @@ def drive(case: Case, directory: Path) -> MetadataJoin:
         for punctuation in join.take_punctuations():
             passed_on.append(BoundPunctuation.of(punctuation, "out", join.output_schema))
         assert join.size() <= spec.budget.total_bytes
-        assert held_array_bytes(join, exclude=[spec]) <= join.size()
+        specs = [spec, *(each.spec for each in join.joins)] if isinstance(join, MetadataTree) else [spec]
+        assert held_array_bytes(join, exclude=specs) <= join.size()
 
     promised: dict[str, list[BoundPunctuation]] = {name: [] for name in case.names}
     while any(sent[name] < len(case.streams[name]) for name in case.names):
@@ -186,7 +195,7 @@ def drive(case: Case, directory: Path) -> MetadataJoin:
                 data[name].append(row | {"place": number})
             number += 1
         batch = pa.RecordBatch.from_pylist(rows, schema=case.schemas[name])
-        collect(join.offer(name, spec.with_codes(name, batch)))
+        collect(join.offer(name, batch if isinstance(join, MetadataTree) else spec.with_codes(name, batch)))
         sent[name] += len(rows)
         if "punctuated" in case.promises[case.names.index(name)]:
             given = [p for _ in range(chance.randint(0, 3)) if (p := case.punctuation(name, sent[name])) is not None]
@@ -223,7 +232,10 @@ def drive(case: Case, directory: Path) -> MetadataJoin:
 
 
 def _check_all_passed_on(
-    case: Case, join: MetadataJoin, promised: dict[str, list[BoundPunctuation]], passed_on: list[BoundPunctuation]
+    case: Case,
+    join: MetadataJoin | MetadataTree,
+    promised: dict[str, list[BoundPunctuation]],
+    passed_on: list[BoundPunctuation],
 ) -> None:
     """Every key that a punctuation closed has been passed on by the end, unless promises were forgotten."""
     # In the least memory, promises are forgotten, or wait for room to be passed on.
@@ -288,6 +300,41 @@ def test_oracle_truthful_promises_in_windows(
     flushing: str,
 ) -> None:
     drive_example(Case(seed, promises, window=window, purging=purging, flushing=flushing), tmp_path_factory)
+
+
+def random_tree(chance: random.Random, names: list[str]) -> Any:
+    """Any tree of these inputs with more than one node."""
+    parts: list[Any] = chance.sample(names, len(names))
+    while len(parts) > 3 or (len(parts) == 3 and all(isinstance(part, str) for part in parts)):
+        count = chance.randint(2, min(3, len(parts) - 1))
+        parts = [*parts[count:], parts[:count]]
+    return parts
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS,
+    promises=st.lists(st.sampled_from(PROMISES), min_size=3, max_size=7),
+    keys=KEYS,
+    window=WINDOWS,
+    purging=PURGING,
+    flushing=FLUSHING,
+    spills=st.booleans(),
+)
+def test_oracle_truthful_promises_in_trees(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    promises: list[str],
+    keys: str,
+    window: str | None,
+    purging: str,
+    flushing: str,
+    spills: bool,
+) -> None:
+    plan = random_tree(random.Random(seed), list("abcdefgh"[: len(promises)]))
+    note(f"plan {plan}")
+    options: dict[str, Any] = {"keys": keys, "window": window, "purging": purging, "flushing": flushing}
+    drive_example(Case(seed, allowed(promises, keys), spills=spills, plan=plan, **options), tmp_path_factory)
 
 
 @settings(max_examples=EXAMPLES)

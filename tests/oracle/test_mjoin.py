@@ -1,34 +1,54 @@
 """The multi-way join against the oracle: random join graphs, budgets, windows, interleavings and restarts.
 
 An example is a join graph of 2 to 6 inputs with random rows (NULLs, hot keys, keys without a match, late and unordered
-event times), a join type, a flushing policy, and a schedule of offers, steps, watermarks and restarts. After every call
+event times), a join type, conditions and bounds between pairs of inputs, a flushing policy, and a schedule of offers,
+steps, watermarks and restarts. After every call
 the operator must hold no more than it says, and no more than its budget; at the end its rows must be the oracle's.
 Everything follows from one seed, which a failure prints.
 """
 
+import operator
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
-from dovetail.errors import PlanError
-from dovetail.model.multiway import plan_multiway
-from dovetail.model.multiway_graph import JoinGraph
-from dovetail.operators.mjoin import MJoin, MJoinSpec, MJoinTree, TimeWindow, TupleWindow, mjoin_spec
-from dovetail.operators.protocol import Snapshot
-from dovetail.state import StateFile, read_table, write_tables
+from dovetail.core.errors import PlanError
+from dovetail.joins.conditions import AllOf, BatchPredicate, Comparison
+from dovetail.joins.multiway import (
+    MJoin,
+    MJoinSpec,
+    MJoinTree,
+    PairCondition,
+    TimeBound,
+    TimeDistance,
+    TimeWindow,
+    TupleWindow,
+    mjoin_spec,
+)
+from dovetail.joins.multiway.graph import JoinGraph
+from dovetail.joins.multiway.planner import plan_multiway
+from dovetail.joins.multiway.windows import furthest_apart
+from dovetail.joins.protocol import Snapshot
+from dovetail.storage.state_files import StateFile, read_table, write_tables
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of
 from dovetail.testing.snapshots import through_storage
 
 NAMES = "abcdef"
+OPERATORS = {
+    "<": operator.lt, "<=": operator.le, "=": operator.eq, "!=": operator.ne, ">=": operator.ge, ">": operator.gt
+}  # fmt: skip
+Test = tuple[str, str, Callable[[dict[str, Any], dict[str, Any]], bool]]
 EXAMPLES = max(2, settings().max_examples // 12)
 
 
@@ -46,6 +66,8 @@ class Case:
     share: int = 10
     plan: Any = None
     delay: int = 9
+    bounds: bool = False
+    residuals: bool = False
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,10 +79,18 @@ class Case:
         kind = pa.int64() if self.keys == "integer" else pa.string()
         self.key_columns = {n: [f"{n}{c}" for c in range(columns)] for n in self.names}
         self.schemas = {
-            n: pa.schema([(c, kind) for c in self.key_columns[n]] + [(f"t{n}", pa.int64()), (n, pa.string())])
+            n: pa.schema(
+                [(c, kind) for c in self.key_columns[n]]
+                + [(f"t{n}", pa.int64()), (n, pa.string())]
+                + [(f"v{n}", pa.int64())] * self.residuals
+            )
             for n in self.names
         }
         self.equalities = self._equalities()
+        self.tests: list[Test] = []
+        self.width = None if self.bounds and self.chance.random() < 0.7 else 40
+        self.time_bounds = self._time_bounds() if self.bounds else []
+        self.conditions = self._conditions() if self.residuals else []
 
     def _equalities(self) -> list[tuple[tuple[str, str], tuple[str, str]]]:
         """Every input is linked with one before it; in a random graph some are linked once more."""
@@ -78,16 +108,57 @@ class Case:
                 )
         return links
 
+    def _time_bounds(self) -> list[TimeBound]:
+        """Random intervals of random pairs, some of them open; those that contradict each other are drawn again."""
+        found: list[TimeBound] = []
+        while len(found) < self.chance.randint(1, self.inputs):
+            left, right = self.chance.sample(self.names, 2)
+            low = self.chance.randint(-30, 10)
+            low, high = self.chance.choice([(low, low + self.chance.randint(0, 40)), (None, low + 20), (low, None)])
+            bound = TimeBound(left, right, low, high)
+            try:
+                furthest_apart(self.names, TimeWindow(self.width, "t", bounds=[*found, bound]))
+            except PlanError:
+                continue
+            found.append(bound)
+            self.tests.append((left, right, _within(f"t{left}", f"t{right}", low, high)))
+        return found
+
+    def _conditions(self) -> list[PairCondition]:
+        """Random conditions on the values of random pairs."""
+        found: list[PairCondition] = []
+        for _ in range(self.chance.randint(1, 2)):
+            left, right = self.chance.sample(self.names, 2)
+            ours, theirs = f"v{left}", f"v{right}"
+            sign = self.chance.choice(list(OPERATORS))
+            kind = self.chance.choice(["comparison", "predicate", "distance", "all"])
+            compared, distance = Comparison(ours, sign, theirs), TimeDistance(ours, theirs, -3, None)  # type: ignore[arg-type]
+            if kind in ("comparison", "all"):
+                self.tests.append((left, right, _compared(ours, sign, theirs)))
+            if kind in ("distance", "all"):
+                self.tests.append((left, right, _within(ours, theirs, -3, None)))
+            if kind == "predicate":
+                self.tests.append((left, right, _odd(ours, theirs)))
+            condition = {
+                "comparison": compared,
+                "distance": distance,
+                "all": AllOf(compared, distance),
+                "predicate": BatchPredicate(_OddSum(ours, theirs), name="odd"),
+            }[kind]
+            found.append(PairCondition(left, right, condition))
+        return found
+
     def spec(self, directory: Path) -> MJoinSpec:
         """The join with a budget of the share of its state, or the least that is accepted."""
         window = {
             None: None,
-            "time": TimeWindow(40, {n: f"t{n}" for n in self.names}),
+            "time": TimeWindow(self.width, {n: f"t{n}" for n in self.names}, bounds=self.time_bounds),
             "tuples": TupleWindow(50),
         }[self.window]
         graph = JoinGraph.of({n: s.names for n, s in self.schemas.items()}, self.equalities)
         options: dict[str, Any] = {"how": self.how, "window": window, "flushing": self.flushing, "seed": self.seed}
         options |= {"spill_directory": directory, "partitions": 8, "max_delay": self.delay}
+        options["conditions"] = self.conditions
         minimum = MJoin.minimum_budget(mjoin_spec(self.schemas, graph, **options))
         # Labels as long as it takes for the state to be so many times the budget.
         budget = minimum * 3 // 2 if self.plan is None else minimum * self.inputs
@@ -104,7 +175,8 @@ class Case:
         time = None if self.chance.random() < 0.04 else moment - self.chance.randint(0, 8)
         keys = {column: self.key() for column in self.key_columns[name]}
         label = f"{number}:" + "x" * self.chance.randint(self.label_bytes // 2, self.label_bytes * 3 // 2)
-        return keys | {f"t{name}": time, name: label}
+        values = {f"v{name}": self.chance.choice([None, *range(8)])} if self.residuals else {}
+        return keys | {f"t{name}": time, name: label} | values
 
     def batch(self, spec: MJoinSpec, name: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
         batch = pa.RecordBatch.from_pylist(rows, schema=self.schemas[name])
@@ -119,6 +191,36 @@ class Case:
                 codes = [None if key == b"None" else zlib.crc32(key) % 3 for key in keys]
                 batch = batch.set_column(number, column, pa.array(codes, pa.int64()))
         return batch
+
+
+def _within(ours: str, theirs: str, low: int | None, high: int | None) -> Callable[[Any, Any], bool]:
+    def test(left: dict[str, Any], right: dict[str, Any]) -> bool:
+        if left[ours] is None or right[theirs] is None:
+            return False
+        later = right[theirs] - left[ours]
+        return (low is None or later >= low) and (high is None or later <= high)
+
+    return test
+
+
+def _compared(ours: str, sign: str, theirs: str) -> Callable[[Any, Any], bool]:
+    def test(left: dict[str, Any], right: dict[str, Any]) -> bool:
+        return None not in (left[ours], right[theirs]) and OPERATORS[sign](left[ours], right[theirs])
+
+    return test
+
+
+def _odd(ours: str, theirs: str) -> Callable[[Any, Any], bool]:
+    return lambda left, right: None not in (left[ours], right[theirs]) and (left[ours] + right[theirs]) % 2 == 1
+
+
+@dataclass(frozen=True)
+class _OddSum:
+    ours: str
+    theirs: str
+
+    def __call__(self, left: pa.RecordBatch, right: pa.RecordBatch) -> Any:
+        return pc.equal(pc.bit_wise_and(pc.add(left[self.ours], right[self.theirs]), 1), 1)
 
 
 class Storage:
@@ -202,8 +304,10 @@ def drive(case: Case, directory: Path) -> MJoin | MJoinTree:
     if case.window is not None:
         column = {name: f"t{name}" if case.window == "time" else "place" for name in case.names}
         times, width = column, spec.window.width
+    if case.window == "time":
+        width = case.width
     shown = {name: [*case.schemas[name].names, "place"] for name in case.names}
-    expected = multiway_oracle(data, case.equalities, case.how, None, times, width, shown)
+    expected = multiway_oracle(data, case.equalities, case.how, None, times, width, shown, case.tests)
     for row in expected:
         row.pop("place", None)
     order = join.output_schema.names
@@ -216,6 +320,14 @@ SEEDS = st.integers(0, 2**32)
 WINDOWS = st.sampled_from([None, "time", "tuples"])
 FLUSHING = st.sampled_from(["coordinated", "random"])
 SHARES = st.sampled_from([1, 2])
+
+
+def assume_graph(case: Case) -> None:
+    """Leave out random equalities that make two columns of one input equal, which a user must filter by first."""
+    try:
+        JoinGraph.of({n: s.names for n, s in case.schemas.items()}, case.equalities)
+    except PlanError:
+        assume(False)
 
 
 def drive_example(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -241,11 +353,7 @@ def test_oracle_inner_joins_of_random_graphs(
     # Without a common attribute there is one domain, whose groups of pieces all meet each other.
     share = share if inputs < 4 else 1
     case = Case(seed, inputs, graph="random", window=window, share=share, flushing="random")
-    try:
-        JoinGraph.of({n: s.names for n, s in case.schemas.items()}, case.equalities)
-    except PlanError:
-        # The random equalities made two columns of one input equal, which a user must filter by first.
-        assume(False)
+    assume_graph(case)
     drive_example(case, tmp_path_factory)
 
 
@@ -256,10 +364,7 @@ def test_oracle_trees_of_random_graphs(
 ) -> None:
     flushing = "coordinated" if plan == "auto" else "random"
     case = Case(seed, inputs, graph="random", window=window, share=2, flushing=flushing, plan=plan)
-    try:
-        JoinGraph.of({n: s.names for n, s in case.schemas.items()}, case.equalities)
-    except PlanError:
-        assume(False)
+    assume_graph(case)
     drive_example(case, tmp_path_factory)
 
 
@@ -276,6 +381,44 @@ def test_oracle_outer_semi_and_anti_joins(
 ) -> None:
     inputs = random.Random(seed).choice([2, 3, 4]) if how == "left" else 2
     case = Case(seed, inputs, how=how, window=window, flushing=flushing, share=share)
+    drive_example(case, tmp_path_factory)
+
+
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS, inputs=st.integers(2, 5), bounds=st.booleans(), flushing=FLUSHING, share=SHARES)
+def test_oracle_conditions_and_bounds_of_pairs_on_one_attribute(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, inputs: int, bounds: bool, flushing: str, share: int
+) -> None:
+    window = "time" if bounds else random.Random(seed).choice([None, "time", "tuples"])
+    case = Case(seed, inputs, window=window, flushing=flushing, share=share, bounds=bounds, residuals=seed % 3 > 0)
+    drive_example(case, tmp_path_factory)
+
+
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS, inputs=st.integers(3, 5), bounds=st.booleans(), plan=st.sampled_from(["auto", "binary", None]))
+def test_oracle_conditions_and_bounds_of_pairs_in_random_graphs(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, inputs: int, bounds: bool, plan: str | None
+) -> None:
+    options: dict[str, Any] = {"window": "time" if bounds else "tuples", "bounds": bounds, "residuals": seed % 3 > 0}
+    flushing = "coordinated" if plan == "auto" else "random"
+    case = Case(seed, inputs, graph="random", share=1, flushing=flushing, plan=plan, **options)
+    assume_graph(case)
+    drive_example(case, tmp_path_factory)
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS,
+    how=st.sampled_from(["left", "right", "full", "semi", "anti"]),
+    bounds=st.booleans(),
+    flushing=FLUSHING,
+)
+def test_oracle_conditions_and_bounds_of_outer_semi_and_anti_joins(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, how: str, bounds: bool, flushing: str
+) -> None:
+    inputs = random.Random(seed).choice([2, 3]) if how == "left" else 2
+    window = "time" if bounds else random.Random(seed).choice([None, "time", "tuples"])
+    case = Case(seed, inputs, how=how, window=window, flushing=flushing, share=1, bounds=bounds, residuals=seed % 3 > 0)
     drive_example(case, tmp_path_factory)
 
 

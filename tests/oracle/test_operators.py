@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from dovetail.errors import BudgetError, PlanError
-from dovetail.memory import Budget
-from dovetail.operators import OPERATORS, AllOf, BatchPredicate, Comparison, JoinSpec, Range, SemiStreamOperator
+from dovetail.core.errors import BudgetError, PlanError
+from dovetail.core.memory import Budget
+from dovetail.joins import OPERATORS, AllOf, BatchPredicate, Comparison, JoinSpec, Range, SemiStreamOperator
 from dovetail.testing.batches import stream_batches
 from dovetail.testing.driver import drive
 from dovetail.testing.oracle import join_oracle, join_oracle_by_tuple

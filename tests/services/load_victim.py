@@ -29,11 +29,13 @@ def orders(number: int) -> pa.Table:
     )
 
 
-def flow_on(spark: Any, root: Path) -> Any:
+def flow_on(spark: Any, root: Path, name: str = "load") -> Any:
     """The flow."""
     import dovetail as dt
 
-    if not (root / "customers").exists():
+    try:
+        dt.Relation.open(root / "customers")
+    except dt.errors.RelationNotFound:  # not built yet, or killed while it was
         dt.Relation.build(pa.Table.from_pylist(CITY_OF), root / "customers", on="customer", shards=2)
     schema = "n long, source string, order_id long, customer long"
     if (root / "topic").exists():
@@ -45,7 +47,7 @@ def flow_on(spark: Any, root: Path) -> Any:
     else:
         source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(root / "feed"))
     return (
-        dt.stream(source, "load")
+        dt.stream(source, name)
         .enrich(root / "customers", on="customer", how="left", budget="4MB")
         .surrogate_key("sk", root / "keys", on=["source", "order_id"], budget="2 kB", shards=2)
     )
@@ -54,10 +56,12 @@ def flow_on(spark: Any, root: Path) -> Any:
 def main(root: Path, port: int, table: str) -> int:
     """Run the flow until nothing is left to do."""
     import dovetail as dt
-    from dovetail.testing.sessions import SHORT_LIVED, local_session
+
+    sys.path.append(str(Path(__file__).parents[1] / "faults"))
+    from victim_session import victim_session
 
     jars = (root / "jars").read_text() if (root / "jars").exists() else ""
-    spark = local_session(root, {**SHORT_LIVED, "spark.jars": jars})
+    spark = victim_session(root, {"spark.jars": jars})
     password = (root / "password").read_text()
     login = {"host": "127.0.0.1", "port": port, "database": "postgres", "user": "etl", "password": password}
     sink = dt.sinks.postgres(table, **login)

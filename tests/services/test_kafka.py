@@ -131,5 +131,5 @@ def test_broker_that_is_not_there_is_told_in_one_message(
     assert main(["run", "p.yaml"]) == 2
     told = capfd.readouterr().err
     assert "p.yaml:7" in told
-    assert "No Kafka broker answers at 127.0.0.1:1" in told
+    assert "No Kafka broker responds at 127.0.0.1:1" in told
     assert "Traceback" not in told

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from dovetail.testing.faults import load_program
 from dovetail.testing.flows import commits_of
+
+SERVERS = load_program(Path(__file__).with_name("servers.py"))
 
 PIPELINE = """\
 name: secret
@@ -61,7 +64,7 @@ rootLogger.appenderRef.file.ref = file
 
 
 @pytest.fixture
-def dovetail(tmp_path: Path, postgres: Any, connector_jars: list[str]) -> Any:
+def dovetail(tmp_path: Path, connector_jars: list[str]) -> Any:
     """Runs the command in a process of its own, with Spark's logs and its history of events in files."""
     (tmp_path / "events").mkdir()
     (tmp_path / "logging.properties").write_text(LOGGING.format(log=tmp_path / "spark.log"))
@@ -139,3 +142,77 @@ def test_secrets_are_nowhere_to_be_seen(
     for path, text in written.items():
         for secret in (postgres.password, broker_password, keystore_password):
             assert secret.encode() not in text, path
+
+
+INTO_KAFKA = """\
+name: secret
+checkpoint: ckpt
+trigger: available-now
+sources:
+  rows: {{format: json, path: feed, schema: id bigint}}
+sink:
+  format: kafka
+  servers: {servers}
+  topic: secret
+  options:
+    kafka.security.protocol: SASL_SSL
+    kafka.sasl.mechanism: PLAIN
+    kafka.sasl.jaas.config: {{env: BROKER_LOGIN}}
+    kafka.ssl.truststore.type: PEM
+    kafka.ssl.truststore.location: {authority}
+    kafka.max.block.ms: 20000
+"""
+MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+
+
+def test_broker_with_tls_and_a_login_is_written_to_and_its_secrets_are_nowhere_to_be_seen(
+    certificates: Path, spark: SparkSession, tmp_path: Path, dovetail: Any
+) -> None:
+    broker_password, wrong_password = (f"{name}-{secrets.token_hex(8)}" for name in ("jaas", "wrong"))
+    users = f'username="admin" password="{broker_password}" user_admin="{broker_password}" user_etl="{broker_password}"'
+    pair = tmp_path.parent / f"{tmp_path.name}.pem"
+    pair.write_text((certificates / "server.key").read_text() + (certificates / "server.pem").read_text())
+    security = {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{MODULE} {users};",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": pair,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": certificates / "authority.pem",
+    }
+    with SERVERS.running_broker(protocol="SASL_SSL", security=security) as broker:
+        text = INTO_KAFKA.format(servers=broker.servers, authority=certificates / "authority.pem")
+        (tmp_path / "p.yaml").write_text(text)
+        (tmp_path / "feed").mkdir()
+        (tmp_path / "feed" / "rows.json").write_text("".join(f'{{"id": {n}}}\n' for n in range(4)))
+
+        def environment(password: str) -> dict[str, str]:
+            return {"BROKER_LOGIN": f'{MODULE} username="etl" password="{password}";'}
+
+        shown = []
+        code, said = dovetail("run", "--debug", environment=environment(wrong_password))
+        assert code != 0
+        assert "Authentication failed" in said
+        shown.append(said)
+        for command in ("check", "explain", "run", "status"):
+            code, said = dovetail(command, "--json", environment=environment(broker_password))
+            assert code == 0, said
+            shown.append(said)
+        options = dict(_options(text))
+        options["kafka.sasl.jaas.config"] = environment(broker_password)["BROKER_LOGIN"]
+        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", broker.servers).options(**options)
+        records = reader.option("subscribe", "secret").load().collect()
+        assert sorted(json.loads(record["value"])["id"] for record in records) == [0, 1, 2, 3]
+    (tmp_path / "shown").write_text("\n".join(shown))
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert b"ProducerConfig values" in written[tmp_path / "spark.log"], "there are logs of Kafka's client to look at"
+    for path, content in written.items():
+        for secret in (broker_password, wrong_password):
+            assert secret.encode() not in content, path
+
+
+def _options(text: str) -> list[tuple[str, str]]:
+    """The plain options of the sink in a pipeline file."""
+    lines = [line.strip().partition(": ") for line in text.splitlines() if line.startswith("    kafka.")]
+    return [(name, value) for name, _, value in lines if not value.startswith("{")]

@@ -10,8 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import dovetail as dt
-from dovetail.operators import BatchPredicate, Comparison
+from dovetail.joins import BatchPredicate, Comparison
+from dovetail.joins.matching import matcher_for
 from dovetail.relation import Relation
+from dovetail.spark.plan.join_plan import JoinPlan, plan_join
 
 HOWS = ["inner", "left", "semi", "anti"]
 STRATEGIES = ["mesh", "hybrid", "balanced", "index_nested_loop", "auto"]
@@ -156,7 +158,7 @@ def relation_with(table: pa.Table, keys: list[str], path: Path) -> tuple[Relatio
 
 @pytest.mark.parametrize("keys", [[name] for name in KEYS] + list(COMPOSITE.values()), ids=str)
 def test_every_join_type_gives_what_sparks_join_gives(
-    spark: SparkSession, key_table: pa.Table, tmp_path: Path, keys: list[str]
+    spark: SparkSession, key_table: pa.Table, tmp_path: Path, keys: list[str], way: str
 ) -> None:
     relation, rows = relation_with(key_table, keys, tmp_path)
     names = [f"k{number}" for number in range(len(keys))]
@@ -164,12 +166,13 @@ def test_every_join_type_gives_what_sparks_join_gives(
     table = spark.createDataFrame(rows)
     asked = names[::-1]
     ours = {how: dt.enrich(stream, relation, on=asked, how=how) for how in HOWS}
+    assert {dt.explain(ours[how]).joins[0].transfer for how in HOWS} == {way}
     check(ours, {how: stream.join(table, on=asked, how=how) for how in HOWS})
 
 
 @pytest.mark.parametrize(("mine", "theirs"), CROSSED, ids=str)
 def test_keys_of_different_types_are_compared_as_by_spark(
-    spark: SparkSession, tmp_path: Path, mine: str, theirs: str
+    spark: SparkSession, tmp_path: Path, mine: str, theirs: str, way: str
 ) -> None:
     of_stream = DATES_AS_TEXT if (mine, theirs) == ("string", "date") else NUMBERS[mine]
     of_relation = NUMBERS["string"] if theirs == "string" else NUMBERS[theirs]
@@ -184,7 +187,7 @@ def test_keys_of_different_types_are_compared_as_by_spark(
 
 @pytest.mark.parametrize("key", ["long", "string"])
 def test_conditions_besides_the_key_decide_as_in_a_join_of_sparks(
-    spark: SparkSession, key_table: pa.Table, tmp_path: Path, key: str
+    spark: SparkSession, key_table: pa.Table, tmp_path: Path, key: str, way: str
 ) -> None:
     relation, rows = relation_with(key_table, [key], tmp_path)
     stream = stream_of(spark, {"k0": KEYS[key]})
@@ -216,7 +219,7 @@ def test_every_strategy_on_shuffled_shards_gives_the_same_rows(
     spark: SparkSession, key_table: pa.Table, tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A relation that no worker could map is what makes "auto" shuffle.
-    monkeypatch.setattr("dovetail.spark.enrich.is_mapped_by_every_worker", lambda relation: False)
+    monkeypatch.setattr("dovetail.spark.steps.enrich.is_mapped_by_every_worker", lambda relation: False)
     relation, rows = relation_with(key_table, ["string"], tmp_path)
     stream = stream_of(spark, {"k0": KEYS["string"]})
     table = spark.createDataFrame(rows)
@@ -235,7 +238,39 @@ def test_condition_without_equality_meets_every_shard(spark: SparkSession, key_t
     assert dt.explain(ours).joins[0].route == "every shard"
 
 
-def test_selected_columns_come_in_the_order_asked_for(spark: SparkSession, key_table: pa.Table, tmp_path: Path) -> None:
+def test_moments_between_two_others_are_found_in_any_time_zone(spark: SparkSession, tmp_path: Path) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        at = "timestamp'2024-03-31 00:00:00' + make_dt_interval(0, 0, cast({} * 10 as int))"
+        rows = spark.range(40).select(
+            F.col("id").alias("band"),
+            F.expr(at.format("id")).alias("valid_from"),
+            F.expr(f"if(id % 9 = 0, NULL, {at.format('(id + 3)')})").alias("valid_to"),
+        )
+        Relation.build(rows, tmp_path / "r", on="band", shards=3)
+        stream = numbered(spark, 300, first=0, keys=60, salt=7).select("id", F.expr(at.format("n")).alias("ts"))
+        condition = "valid_from <= ts AND ts < valid_to"
+        relation = Relation.open(tmp_path / "r")
+        ours = dt.enrich(stream, relation, on=[], condition=condition)
+        within = (F.col("valid_from") <= F.col("ts")) & (F.col("ts") < F.col("valid_to"))
+        check({"inner": ours}, {"inner": stream.join(relation.to_df(spark), within)})
+        plan = plan_join(stream, relation, on=[], condition=condition)
+        assert is_ordered(plan), "the window is not searched in order"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def is_ordered(plan: JoinPlan) -> bool:
+    """Whether a shard's window is kept in the order of the column that a range is about."""
+    shard = plan.relation.shard(0, list(plan.recipe.relation_columns), include_null_keys=True)
+    matcher = matcher_for(plan.recipe.spec(shard, plan.stream_schema, plan.budget))
+    return type(matcher).__name__ == "_OrderedRange"
+
+
+def test_selected_columns_come_in_the_order_asked_for(
+    spark: SparkSession, key_table: pa.Table, tmp_path: Path, way: str
+) -> None:
     relation, rows = relation_with(key_table, ["int"], tmp_path)
     stream = stream_of(spark, {"K0": KEYS["int"]})
     table = spark.createDataFrame(rows).select("k0", "high", "pay")
@@ -243,7 +278,7 @@ def test_selected_columns_come_in_the_order_asked_for(spark: SparkSession, key_t
     check(ours, {how: stream.join(table, on="k0", how=how) for how in HOWS})
 
 
-def test_one_key_with_more_rows_than_a_batch_is_put_out_in_parts(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_key_with_more_rows_than_a_batch_is_put_out_in_parts(spark: SparkSession, tmp_path: Path, way: str) -> None:
     numbers = pa.array(range(200_000))
     rows = pa.table({"k": pa.array([7] * 150_000 + [8] * 50_000), "row": numbers})
     relation = Relation.build(rows, tmp_path / "r", on="k", shards=2)

@@ -11,7 +11,7 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 import dovetail as dt
-from dovetail.errors import BudgetError, DovetailError, PlanError, RelationNotFound
+from dovetail.core.errors import BudgetError, DovetailError, PlanError, RelationNotFound
 from dovetail.relation import Relation
 
 ROWS = pa.table(
@@ -44,6 +44,12 @@ def refused(error: type[DovetailError], *words: str) -> Any:
         ({"how": "outer"}, ["'outer'", "inner, left, semi or anti"]),
         ({"strategy": "hash"}, ["'hash'", "mesh"]),
         ({"objective": "speed"}, ["'speed'", "rate or memory"]),
+        ({"objective": "memory", "strategy": "hybrid"}, ["no meaning for strategy='hybrid'", "mesh, balanced or auto"]),
+        ({"objective": "memory", "strategy": "lookup"}, ["no meaning for strategy='lookup'"]),
+        ({"objective": "memory", "strategy": "mesh"}, ["needs a rate", "rate= in tuples per second"]),
+        ({"rate": 5}, ["rate=", 'objective="memory"']),
+        ({"rate": -1, "objective": "memory", "strategy": "mesh"}, ["rate=-1 is not a rate", "above 0"]),
+        ({"rate": 5, "objective": "memory"}, ["no meaning for strategy='auto'", "mesh or balanced"]),
         ({"refresh": "always"}, ["'always'", "query"]),
         ({"ordered": True}, ["ordered=True", "arrival order"]),
         ({"shards": 3}, ["shards=3", "built with 2"]),
@@ -100,7 +106,7 @@ def test_ambiguous_key_is_refused_and_other_double_names_are_not(spark: SparkSes
 
 def test_what_is_no_relation_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     stream = spark.range(1)
-    with refused(PlanError, "a int cannot be joined with"):
+    with refused(PlanError, "a int is not a relation"):
         dt.enrich(stream, 5, on="id")
     with refused(RelationNotFound, "nowhere", "does not exist"):
         dt.enrich(stream, tmp_path / "nowhere", on="id")
@@ -136,7 +142,7 @@ def test_explain_says_how_a_derived_dataframe_is_computed(spark: SparkSession, r
     explanation = dt.explain(outer.where("k > 0"))
     anti, lookup = explanation.joins
     assert (anti.strategy, anti.route, anti.how, anti.budget_bytes) == ("mesh", "shards", "anti", 2_000_000)
-    assert (lookup.strategy, lookup.route, lookup.how, lookup.budget_bytes) == ("auto", "lookup", "inner", 5_000_000)
+    assert (lookup.strategy, lookup.route, lookup.how, lookup.budget_bytes) == ("lookup", "lookup", "inner", 5_000_000)
     assert sum(anti.memory_bytes.values()) <= anti.budget_bytes
     assert anti.tuples_per_second > 0
     assert json.loads(json.dumps(explanation.as_dict()))["joins"][0]["shards"] == 2
@@ -147,6 +153,30 @@ def test_explain_says_how_a_derived_dataframe_is_computed(spark: SparkSession, r
         dt.explain(3)
 
 
+@pytest.mark.parametrize("strategy", ["mesh", "balanced"])
+def test_memory_for_a_rate_is_within_the_budget_and_explained(
+    spark: SparkSession, tmp_path: Path, strategy: str
+) -> None:
+    rows = pa.table({"k": list(range(5_000)), "text": [f"text {number}" for number in range(5_000)]})
+    relation = Relation.build(rows, tmp_path / "r", on="k", shards=2)
+    stream = spark.range(8_000).select((F.col("id") * 7 % 9_000).alias("k"), F.col("id").alias("v"))
+    options: dict[str, Any] = {"on": "k", "how": "left", "strategy": strategy, "budget": "64MB"}
+    little = dt.enrich(stream, relation, objective="memory", rate=1_000, **options)
+    much = dt.enrich(stream, relation, objective="memory", rate=1e12, **options)
+    (small,), (large,) = dt.explain(little).joins, dt.explain(much).joins
+    assert (small.rate, large.rate) == (1_000, 1e12)
+    assert small.plan.required_rate == 500, "the rate is divided among the shards"
+    assert small.plan.binds in small.text()
+    assert "1,000 tuples/s" in small.text()
+    assert "serve about" in large.why, "more than the budget allows is said"
+    assert small.plan.budget_bytes < large.plan.budget_bytes / 10
+    assert large.plan.budget_bytes == 32_000_000
+    json.dumps(dt.explain(little).as_dict())
+    assert sorted(map(str, little.collect())) == sorted(
+        map(str, stream.join(relation.to_df(spark), "k", "left").collect())
+    )
+
+
 def test_null_typed_key_matches_nothing(spark: SparkSession, relation: Relation) -> None:
     stream = spark.range(2).select(F.lit(None).alias("k"), "id")
     assert dt.enrich(stream, relation, on="k", how="left", select="text").collect() == [
@@ -155,10 +185,10 @@ def test_null_typed_key_matches_nothing(spark: SparkSession, relation: Relation)
     ]
 
 
-def test_metrics_are_observed_and_leave_no_trace_in_the_rows(spark: SparkSession, relation: Relation) -> None:
+def test_metrics_are_observed_and_leave_no_trace_in_the_rows(spark: SparkSession, relation: Relation, way: str) -> None:
     stream = spark.createDataFrame([(1, 5), (1, 6), (9, 7), (None, 8)], "k long, v long").repartition(2)
     for strategy in ("auto", "mesh"):
-        name = f"join {strategy}"
+        name = f"join {strategy} {way}"
         watched = dt.enrich(stream, relation, on="k", how="anti", strategy=strategy, metrics=name)
         assert watched.schema == dt.enrich(stream, relation, on="k", how="anti").schema
         observation = Observation(name + " again")
@@ -166,7 +196,9 @@ def test_metrics_are_observed_and_leave_no_trace_in_the_rows(spark: SparkSession
         assert observation.get == {"n": 2}
 
 
-def test_metrics_appear_in_the_progress_of_a_query(spark: SparkSession, relation: Relation, tmp_path: Path) -> None:
+def test_metrics_appear_in_the_progress_of_a_query(
+    spark: SparkSession, relation: Relation, tmp_path: Path, way: str
+) -> None:
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 30).load()
     stream = numbers.select((F.col("value") % 3).alias("k"), F.col("value").alias("v"))
     joined = dt.enrich(stream, relation, on="k", metrics="lookups")
@@ -181,3 +213,9 @@ def test_metrics_appear_in_the_progress_of_a_query(spark: SparkSession, relation
     told = query.recentProgress[0]["observedMetrics"]["lookups"]
     assert (told["stream_tuples_in"], told["matched_tuples"], told["unmatched_tuples"]) == (30, 20, 10)
     assert (told["output_rows"], told["relation_version"]) == (20, 1)
+
+
+def test_swapped_arguments_are_named(tmp_path: Path) -> None:
+    relation = Relation.build(pa.table({"k": [1]}), tmp_path / "swapped", on="k", shards=1)
+    with pytest.raises(PlanError, match="the first is a Relation"):
+        dt.enrich(relation, "anything", on="k")

@@ -81,35 +81,37 @@ def relation(tmp_path_factory: pytest.TempPathFactory) -> Relation:
     return make_relation(tmp_path_factory.mktemp("relation") / "r")
 
 
-@pytest.mark.parametrize("strategy", ["auto", "mesh"])
+@pytest.mark.parametrize(("strategy", "way"), [("auto", "keys"), ("auto", "rows"), ("mesh", "rows")], indirect=["way"])
 def test_micro_batches_of_any_size_give_what_one_join_of_all_rows_gives(
-    spark: SparkSession, files: Path, relation: Relation, tmp_path: Path, strategy: str
+    spark: SparkSession, files: Path, relation: Relation, tmp_path: Path, strategy: str, way: str
 ) -> None:
     stream = read_stream(spark, files)
     left, anti = (dt.enrich(stream, relation, "k", how, strategy=strategy, budget="8MB") for how in ("left", "anti"))
     union = left.unionByName(anti, allowMissingColumns=True).coalesce(1)
-    query = run(union, f"sizes_{strategy}", tmp_path / "checkpoint")
+    query = run(union, f"sizes_{strategy}_{way}", tmp_path / "checkpoint")
     assert len([progress for progress in query.recentProgress if progress["numInputRows"]]) == len(SIZES)
     batch = spark.read.parquet(str(files))
     table = spark.createDataFrame(relation.to_arrow())
     expected = batch.join(table, "k", "left").unionByName(batch.join(table, "k", "anti"), allowMissingColumns=True)
-    assert fingerprint(spark.table(f"sizes_{strategy}")) == fingerprint(expected)
+    assert fingerprint(spark.table(f"sizes_{strategy}_{way}")) == fingerprint(expected)
 
 
-def test_watermark_survives_and_two_enriches_compose(spark: SparkSession, relation: Relation, tmp_path: Path) -> None:
+def test_watermark_survives_and_two_enriches_compose(
+    spark: SparkSession, relation: Relation, tmp_path: Path, way: str
+) -> None:
     make_stream(tmp_path / "files", [1, 3_000, 2_000])
     stream = read_stream(spark, tmp_path / "files").withWatermark("ts", "500 milliseconds")
     once = dt.enrich(stream, relation, "k", select="name")
     codes = spark.createDataFrame([(f"имя {n}", n % 7) for n in range(0, KEYS, 3)], "name string, class long")
     twice = dt.enrich(once.withColumn("name", F.trim("name")), codes, on="name", how="left")
     windowed = twice.groupBy(F.window("ts", "1 second")).agg(F.count("*").alias("n"), F.sum("class").alias("sum"))
-    run(windowed, "windows", tmp_path / "checkpoint")
+    run(windowed, f"windows_{way}", tmp_path / "checkpoint")
     batch = spark.read.parquet(str(tmp_path / "files")).join(spark.createDataFrame(relation.to_arrow()), "k")
     counted = batch.join(codes, "name", "left").groupBy(F.window("ts", "1 second"))
     expected = counted.agg(F.count("*").alias("n"), F.sum("class").alias("sum"))
     latest = spark.read.parquet(str(tmp_path / "files")).agg(F.max("ts")).collect()[0][0]
     closed = expected.where(F.col("window.end") <= F.lit(latest) - F.expr("interval 500 milliseconds"))
-    found = rows(spark.table("windows").select("window.start", "n", "sum"))
+    found = rows(spark.table(f"windows_{way}").select("window.start", "n", "sum"))
     assert found == rows(closed.select("window.start", "n", "sum"))
     assert len(found) == 4
     assert [join.how for join in dt.explain(windowed).joins] == ["left", "inner"]
@@ -231,21 +233,23 @@ def test_relation_rebuilt_with_another_key_is_a_clear_error(spark: SparkSession,
 # -------------------------------------------------------------------- killed workers
 
 
-@pytest.mark.parametrize("strategy", ["auto", "balanced"])
+@pytest.mark.parametrize(
+    ("strategy", "way"), [("auto", "keys"), ("auto", "rows"), ("balanced", "rows")], indirect=["way"]
+)
 def test_workers_share_a_cache_past_the_page_cache_on_both_routes(
-    spark: SparkSession, relation: Relation, tmp_path: Path, strategy: str
+    spark: SparkSession, relation: Relation, tmp_path: Path, strategy: str, way: str
 ) -> None:
     """By lookup without a shuffle (auto), and by an operator per shard (balanced)."""
     make_stream(tmp_path / "files", [60_000] * 3)  # a worker counts 20,000 tuples before it writes a generation
     stream = read_stream(spark, tmp_path / "files")
     joined = dt.enrich(
-        stream, relation, "k", "left", strategy=strategy, io="direct", budget="2MB", metrics=f"cache_{strategy}"
+        stream, relation, "k", "left", strategy=strategy, io="direct", budget="2MB", metrics=f"cache_{strategy}_{way}"
     )
-    query = run(joined, f"cached_{strategy}", tmp_path / "checkpoint")
+    query = run(joined, f"cached_{strategy}_{way}", tmp_path / "checkpoint")
     batch = spark.read.parquet(str(tmp_path / "files"))
     expected = batch.join(spark.createDataFrame(relation.to_arrow()), "k", "left")
-    assert fingerprint(spark.table(f"cached_{strategy}")) == fingerprint(expected)
-    observed = [progress["observedMetrics"].get(f"cache_{strategy}") for progress in query.recentProgress]
+    assert fingerprint(spark.table(f"cached_{strategy}_{way}")) == fingerprint(expected)
+    observed = [progress["observedMetrics"].get(f"cache_{strategy}_{way}") for progress in query.recentProgress]
     hits = [row["cache_hits"] for row in observed if row is not None]
     # The first finds no generation; what it hits is the operator's own cache, which ends with the task.
     assert hits[0] < min(hits[1:])
@@ -264,7 +268,7 @@ def killing_once(marker: Path) -> Callable[[Any], Any]:
     return kill_or_pass
 
 
-def test_worker_killed_in_mid_task_changes_no_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_worker_killed_in_mid_task_changes_no_row(spark: SparkSession, tmp_path: Path, way: str) -> None:
     relation = make_relation(tmp_path / "r")
     make_stream(tmp_path / "files", [20_000, 20_000, 20_000])
     # Past the page cache, so that workers share a cache; the killed one has it mapped.

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dovetail import Relation
-from dovetail.errors import PlanError, RelationError, StateError
+from dovetail.core.errors import PlanError, RelationError, StateError
 from dovetail.spark import sinks
-from dovetail.spark.flow import Flow, stream
-from dovetail.spark.flow_query import FlowQuery
+from dovetail.spark.flow.query import FlowQuery
+from dovetail.spark.steps.stream import Flow, stream
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files, wait_until
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -103,6 +103,33 @@ def test_what_waits_survives_restarts_and_nothing_is_lost_or_repeated(
     assert_same_rows(published_rows(target), expected(feed, how), f"{strategy} {how}")
     assert unnamed_state_files(checkpoint) == set()
     assert not query.isActive
+
+
+def test_second_flow_of_a_name_is_refused_and_takes_nothing(
+    relation: Relation, feed: Feed, source: DataFrame, tmp_path: Path
+) -> None:
+    feed.add(orders(0, 100))
+    flow = stream(source, "orders").enrich(relation, on="k", how="left")
+    first = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint")
+    with pytest.raises(PlanError, match="A query named 'orders' already runs"):
+        flow.write(sinks.parquet(tmp_path / "other"), checkpoint=tmp_path / "second")
+    first.stop(drain=True)
+    assert_same_rows(published_rows(tmp_path / "out"), expected(feed, "left"), "of the first")
+    assert not (tmp_path / "second" / "dovetail" / "flow.json").exists()
+    ended(flow.write(sinks.parquet(tmp_path / "other"), checkpoint=tmp_path / "second", trigger="available-now"))
+    assert_same_rows(published_rows(tmp_path / "other"), expected(feed, "left"), "of the second")
+
+
+def test_draft_that_a_killed_driver_left_of_the_first_offsets_does_not_stop_the_flow(
+    relation: Relation, feed: Feed, source: DataFrame, tmp_path: Path
+) -> None:
+    feed.add(orders(0, 100))
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.356ebe53-ab0d-43f3-9ecc-28b2ea4f23e9.tmp").touch()
+    flow = stream(source, "orders").enrich(relation, on="k", how="left")
+    ended(flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now"))
+    assert_same_rows(published_rows(tmp_path / "out"), expected(feed, "left"), "after a draft")
 
 
 def test_chained_joins_and_transformations_end_with_available_now(
@@ -228,11 +255,14 @@ def test_columns_of_every_kind_survive_the_wait(
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
-def test_join_without_equality_sends_every_row_to_every_shard(feed: Feed, source: DataFrame, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"strategy": "mesh"}, {}, {"max_delay": "2 seconds"}], ids=str)
+def test_join_without_equality_sends_every_row_to_every_shard(
+    feed: Feed, source: DataFrame, tmp_path: Path, options: dict[str, str]
+) -> None:
     ranges = [{"low": 100 * number, "high": 100 * number + 30, "band": f"b{number}"} for number in range(9)]
     relation = Relation.build(pa.Table.from_pylist(ranges), tmp_path / "bands", on="band", shards=3)
     feed.add(orders(0, 300))
-    flow = stream(source, "bands").enrich(relation, on=[], condition="low <= n AND n < high", strategy="mesh")
+    flow = stream(source, "bands").enrich(relation, on=[], condition="low <= n AND n < high", **options)
     query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint", trigger="available-now")
     ended(query)
     oracle = [{**row, **band} for row in feed.rows() for band in ranges if band["low"] <= row["n"] < band["high"]]
@@ -393,11 +423,10 @@ def test_checkpoint_that_does_not_fit_is_refused_and_the_right_flow_goes_on(
     ]:
         with pytest.raises(StateError, match=message):
             start(flow(**options))
-    query = start(flow(), sinks.noop())
     with pytest.raises(StateError, match="staged for a parquet sink"):
-        ended(query)
+        start(flow(), sinks.noop())
     damage = [
-        (lambda place: shutil.rmtree(place / "dovetail"), "has no commit of"),
+        (lambda place: shutil.rmtree(place / "dovetail"), "the flow's part was lost"),
         (
             lambda place: (place / "metadata").write_text(json.dumps({"id": "0" * 8 + "-0000-0000-0000-" + "0" * 12})),
             "were not made together",
@@ -408,9 +437,8 @@ def test_checkpoint_that_does_not_fit_is_refused_and_the_right_flow_goes_on(
         copy = tmp_path / "copy"
         shutil.copytree(checkpoint, copy)
         harm(copy)
-        query = flow().write(sinks.parquet(tmp_path / "unused"), checkpoint=copy)
         with pytest.raises(StateError, match=message):
-            ended(query)
+            ended(flow().write(sinks.parquet(tmp_path / "unused"), checkpoint=copy))
         shutil.rmtree(copy)
     query = start(flow())
     run_until(query, lambda: query.progress is not None, "a micro-batch")
@@ -443,9 +471,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     flow = stream(source, "plans")
     with pytest.raises(PlanError, match=r"uuid\(.* in a transformation"):
         flow.transform(lambda rows: rows.withColumn("id", F.expr("uuid()")))
-    with pytest.raises(PlanError, match="gave nothing"):
+    with pytest.raises(PlanError, match="returned nothing"):
         flow.transform(lambda rows: None)
-    with pytest.raises(PlanError, match="max_delay='soon' is not a span of time"):
+    with pytest.raises(PlanError, match="max_delay='soon' is not a duration"):
         flow.enrich(relation, on="k", max_delay="soon")
     with pytest.raises(PlanError, match="refresh='never'"):
         flow.enrich(relation, on="k", refresh="never")

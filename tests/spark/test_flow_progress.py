@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from dovetail.metrics import OperatorMetrics
-from dovetail.spark.progress import progress_of
+from dovetail.core.metrics import OperatorMetrics
+from dovetail.spark.flow.progress import progress_of
 
 
 def shard(pending: int, oldest_ms: int | None, **counters: int) -> dict[str, Any]:

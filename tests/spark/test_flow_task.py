@@ -1,5 +1,6 @@
 """One shard of a flow's join, driven by hand: what it does is decided by its state, its rows and the intent alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dovetail import Relation
-from dovetail.errors import StateError
+from dovetail.core.errors import BudgetError, StateError
+from dovetail.costs import CostFactors
+from dovetail.costs.host import HostCosts
+from dovetail.joins.options import FlowOptions
 from dovetail.relation import IoMode
-from dovetail.spark.flow_step import EnrichStep
-from dovetail.spark.flow_task import FlowJoinTask
-from dovetail.spark.join_plan import plan_join
-from dovetail.spark.live_operators import LIVE
-from dovetail.spark.shard_job import TRAILER_COLUMN, ShardInput, ShardJob, ShardResult, unpack_trailer
-from dovetail.spark.steps import BatchClock
-from dovetail.state import FlowFingerprint, FlowStore, ShardState, write_tables
+from dovetail.runtime.enrich_shard import FlowJoinTask
+from dovetail.runtime.live_operators import LIVE
+from dovetail.runtime.shard_job import TRAILER_COLUMN, ShardInput, ShardJob, ShardResult, unpack_trailer
+from dovetail.spark.flow.fingerprint import FlowFingerprint
+from dovetail.spark.flow.step import BatchClock
+from dovetail.spark.flow.store import FlowStore
+from dovetail.spark.plan.join_plan import plan_join
+from dovetail.spark.steps.flow_enrich import EnrichStep
+from dovetail.storage.state_files import ShardState, write_tables
 
 KEYS = 40_000
 CITIES = pa.table({"k": list(range(0, KEYS, 2)), "city": [f"c{key % 13}" for key in range(0, KEYS, 2)]})
@@ -25,10 +31,22 @@ CITIES = pa.table({"k": list(range(0, KEYS, 2)), "city": [f"c{key % 13}" for key
 class Shard:
     """A shard's task and its state directory, driven micro-batch by micro-batch."""
 
-    def __init__(self, spark: SparkSession, root: Path, strategy: str, alive: bool = False, io: IoMode = "map") -> None:
-        relation = Relation.build(CITIES, root / "cities", on="k", shards=1)
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Path,
+        strategy: str,
+        alive: bool = False,
+        io: IoMode = "map",
+        costs: HostCosts | None = None,
+        cities: int = len(CITIES),
+        **options: Any,
+    ) -> None:
+        relation = Relation.build(CITIES.slice(0, cities), root / "cities", on="k", shards=1)
         stream = spark.createDataFrame([], "n long, k long")
-        plan = plan_join(stream, relation, on="k", how="left", strategy=strategy, budget="400kB", io=io)
+        options = {"budget": "400kB", "flow": FlowOptions("1 second")} | options
+        plan = plan_join(stream, relation, on="k", how="left", strategy=strategy, io=io, **options)
+        plan = plan if costs is None else replace(plan, recipe=replace(plan.recipe, costs=costs))
         self.step = EnrichStep("1-enrich", plan, stream, 1_000, "query")
         self.task: FlowJoinTask = self.step.task(is_last=alive)
         self.store = FlowStore(root / "checkpoint")
@@ -133,6 +151,81 @@ def test_operators_that_live_on_take_no_more_than_they_may(spark: SparkSession, 
     small.run(None, small.rows(0, 300), small.intent(after_ms=100))
     # There was no room for a second one beside it.
     assert [owner for owner, _ in LIVE.kept()] == [small.task.owner]
+
+
+FEW = 1_500
+SLOW = CostFactors.of_papers(seek_s=0.0, bandwidth_bytes_per_s=5_000)
+"""A disk on which a pass over the shard takes seconds, so that a few hundred tuples per second are many."""
+
+
+@pytest.mark.parametrize("alive", [False, True], ids=["restored", "alive"])
+@pytest.mark.parametrize("strategy", ["mesh", "balanced"])
+def test_memory_follows_the_observed_rate_and_results_stay_exact(
+    spark: SparkSession, tmp_path: Path, strategy: str, alive: bool
+) -> None:
+    LIVE.clear()
+    options: dict[str, Any] = {"objective": "memory", "budget": "4MB"}
+    shard = Shard(spark, tmp_path, strategy, alive, "buffered", HostCosts(SLOW, SLOW), FEW, **options)
+    given: list[dict[str, Any]] = []
+    state: ShardState | None = None
+    held: dict[int, list[int]] = {}
+    first = 0
+    for rate in [50] * 3 + [2_000] * 2 + [20] * 4:
+        batches, intent = shard.rows(first, 10 * rate), shard.intent(after_ms=10_000)
+        rows, saved, result = shard.run(state, batches, intent)
+        if not alive:
+            again, same, _ = shard.run(state, batches, intent)
+            assert rows == again
+            assert saved.values["memory"] == same.values["memory"]
+        given, state = given + rows, saved
+        first += 10 * rate
+        shard.time_ms += 10_000
+        held.setdefault(rate, []).append(sum(result.report["memory"].values()))
+        assert held[rate][-1] <= shard.task.budget_bytes
+    assert state is not None
+    low, high, lowest = held[50][-1], max(held[2_000]), held[20][-1]
+    assert lowest <= low < high / 2, held
+    rest, _, _ = shard.run(state, [], shard.intent(after_ms=10_000, drains=True))
+    names = shard.task.stream_schema.names
+    joined = given + rest
+    assert sorted(row[names[0]] for row in joined) == list(range(first))
+    assert all((row["city"] is None) == (row[names[1]] % 2 == 1 or row[names[1]] >= 2 * FEW) for row in joined)
+
+
+def test_memory_for_a_rate_that_is_asked_for_is_the_least_within_the_budget(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sizes = []
+    for number, rate in enumerate((20.0, 3_000.0, 1e9)):
+        root = tmp_path / str(number)
+        options: dict[str, Any] = {"objective": "memory", "rate": rate, "budget": "4MB"}
+        shard = Shard(spark, root, "mesh", False, "buffered", HostCosts(SLOW, SLOW), FEW, **options)
+        rows, state, result = shard.run(None, shard.rows(0, 3_000), shard.intent(after_ms=0))
+        rest, _, _ = shard.run(state, [], shard.intent(after_ms=100, drains=True))
+        assert len(rows + rest) == 3_000
+        assert shard.task.fitted_bytes is not None
+        assert sum(result.report["memory"].values()) <= shard.task.fitted_bytes
+        sizes.append(shard.task.fitted_bytes)
+    assert sizes[0] < sizes[1] / 2 < sizes[1] < sizes[2] == 4_000_000
+
+
+def test_tuples_that_wait_for_another_rate_are_restored_with_all_of_the_budget(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"objective": "memory", "budget": "4MB", "costs": HostCosts(SLOW, SLOW), "cities": FEW}
+    fast = Shard(spark, tmp_path, "mesh", False, "buffered", rate=3_000.0, **options)
+    given, state, result = fast.run(None, fast.rows(0, 3_000), fast.intent(after_ms=0))
+    assert result.report["pending"] > 1_000
+    # The same checkpoint, started again for a stream that has become slow: what waits is more than that one may let in.
+    assert fast.task.fitted_bytes is not None
+    little = fast.task.fitted_bytes // 4
+    slow = replace(fast.task, fitted_bytes=little, block_rows=None)
+    fast.task = replace(slow, budget_bytes=little)
+    with pytest.raises(BudgetError, match="too small"):
+        fast.run(state, [], fast.intent(after_ms=100))
+    fast.task = slow
+    rest, _, _ = fast.run(state, [], fast.intent(after_ms=100, drains=True))
+    assert len(given + rest) == 3_000
 
 
 def test_tuples_that_wait_for_another_relation_are_not_lost_in_silence(spark: SparkSession, tmp_path: Path) -> None:

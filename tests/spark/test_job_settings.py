@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 import dovetail as dt
-from dovetail.spark.job_settings import job_settings, set_for_a_while
+from dovetail.spark.flow.job_settings import job_settings, set_for_a_while, stream_settings
 from dovetail.testing.flows import published_rows
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -62,3 +62,17 @@ def test_flow_without_any_step_copies_its_input(spark: SparkSession, tmp_path: P
     query.awaitTermination()
     assert query.exception() is None
     assert sorted(row["id"] for row in published_rows(tmp_path / "out")) == list(range(5))
+
+
+def test_branches_without_rows_are_pruned_only_where_the_input_has_no_state(spark: SparkSession) -> None:
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    plain = rows.withWatermark("timestamp", "1 second").where("value > 3").selectExpr("value AS k", "timestamp")
+    assert list(stream_settings(plain).values()) == ["true"]
+    assert list(stream_settings(plain.union(plain)).values()) == ["true"]
+    for stateful in (plain.dropDuplicates(["k"]), plain.groupBy("k").count(), plain.join(plain.select("k"), "k")):
+        assert stream_settings(stateful) == {}
+    (name,) = stream_settings(plain)
+    before = spark.conf.get(name)
+    with set_for_a_while(spark, stream_settings(plain)):
+        assert spark.conf.get(name) == "true"
+    assert spark.conf.get(name) == before

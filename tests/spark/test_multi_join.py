@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dovetail.errors import DovetailError, StateError
+from dovetail.core.errors import DovetailError, StateError
+from dovetail.joins.conditions import BatchPredicate
+from dovetail.joins.multiway import PairCondition
 from dovetail.spark import sinks
-from dovetail.spark.explain import explain
-from dovetail.spark.flow import Flow
-from dovetail.spark.flow_query import FlowQuery
-from dovetail.spark.multi_join import multi_join
-from dovetail.testing.flows import Feed, published_rows, unnamed_state_files
+from dovetail.spark.flow.query import FlowQuery
+from dovetail.spark.steps.explain import explain
+from dovetail.spark.steps.multi_join import multi_join
+from dovetail.spark.steps.stream import Flow
+from dovetail.testing.flows import Feed, published_rows, unnamed_state_files, wait_until
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows
 
@@ -80,6 +83,11 @@ def run(flow: Flow, tmp_path: Path) -> FlowQuery:
     return query
 
 
+def taken_in(query: FlowQuery) -> int:
+    """Rows that the flow has joined."""
+    return 0 if query.progress is None else query.progress.operators[0].totals.stream_tuples_in
+
+
 def joined(tmp_path: Path) -> list[dict[str, Any]]:
     """What the flow has put out; Spark writes moments as nanoseconds without a zone, and means UTC."""
     rows = published_rows(tmp_path / "out")
@@ -108,6 +116,25 @@ def test_three_streams_with_a_window_across_restarts_and_spilling(spark: SparkSe
     assert operator.totals.stream_tuples_in == sum(len(feed.rows()) for feed in inputs.feeds.values())
     assert sum(operator.memory_bytes.values()) <= 40_000
     assert unnamed_state_files(tmp_path / "checkpoint") == set()
+
+
+@pytest.mark.parametrize(("idle_after", "least_s", "most_s"), [(None, 0, 20), ("1 millisecond", 400, 620)])
+def test_silent_input_holds_the_others_back_until_it_is_idle(
+    spark: SparkSession, tmp_path: Path, idle_after: str | None, least_s: int, most_s: int
+) -> None:
+    inputs = Inputs(spark, tmp_path, ("a", "b"))
+    inputs.add(0, a=20, b=20)
+    for second in range(100, 700, 100):
+        inputs.add(second, a=20)
+    given = sum(len(feed.rows()) for feed in inputs.feeds.values())
+    options: dict[str, Any] = {"how": "left", "window": "2 seconds", "time": inputs.times, "shards": 2}
+    flow = multi_join(inputs.streams(), on="k", idle_after=idle_after, **options)
+    query = flow.write(sinks.parquet(tmp_path / "out"), checkpoint=tmp_path / "checkpoint")
+    wait_until(lambda: taken_in(query) == given, "all rows")
+    query.stop()
+    alone = [row for row in joined(tmp_path) if row["vb"] is None and row["k"] is not None and row["ta"] is not None]
+    latest = max(row["ta"] for row in alone)
+    assert START + timedelta(seconds=least_s) < latest < START + timedelta(seconds=most_s)
 
 
 @pytest.mark.parametrize("how", ["left", "full", "anti"])
@@ -139,6 +166,50 @@ def test_rows_without_a_match_come_out_once_when_their_window_has_passed(
     decided = [row for row in joined(tmp_path) if row["k"] != -1]
     assert before < len(expected)
     assert_same_rows(decided, expected, how)
+
+
+@pytest.mark.parametrize("plan", ["single", "binary"])
+def test_bounds_of_pairs_and_conditions_across_restarts(spark: SparkSession, tmp_path: Path, plan: Any) -> None:
+    inputs = Inputs(spark, tmp_path)
+    shorter = BatchPredicate(lambda a, c: pc.less(pc.utf8_length(a["va"]), pc.utf8_length(c["vc"])), name="shorter")
+    options: dict[str, Any] = {
+        "condition": [
+            "tb BETWEEN a.ta AND a.ta + INTERVAL 4 SECONDS AND vb <> va",
+            "c.tc > b.tb - INTERVAL '1500 MILLISECONDS' AND c.tc <= b.tb + INTERVAL 3 SECONDS",
+            PairCondition("a", "c", shorter),
+        ],
+        "time": inputs.times,
+        "lateness": "1 hour",
+        "budget": "120kB",
+        "shards": 2,
+        "plan": plan,
+    }
+
+    def expected() -> list[dict[str, Any]]:
+        rows = {name: [r for r in feed.rows() if r["k"] is not None] for name, feed in inputs.feeds.items()}
+        return [
+            {**a, **b, **c}
+            for a in rows["a"]
+            for b in rows["b"]
+            for c in rows["c"]
+            if a["k"] == b["k"] == c["k"]
+            and None not in (a["ta"], b["tb"], c["tc"])
+            and timedelta(0) <= b["tb"] - a["ta"] <= timedelta(seconds=4)
+            and timedelta(seconds=-1.5) < c["tc"] - b["tb"] <= timedelta(seconds=3)
+            and len(a["va"]) < len(c["vc"])
+        ]
+
+    for second in (0, 15):
+        inputs.add(second, a=120, b=110, c=130)
+        flow = multi_join(inputs.streams(), on="k", **options)
+        run(flow, tmp_path)
+        assert len(expected()) > 20
+        assert_same_rows(joined(tmp_path), expected(), f"after second {second}")
+    *_, step = explain(flow).as_dict()["steps"]
+    assert step["window_ms"] is None
+    assert step["bounds"]
+    with pytest.raises(StateError, match=r"conditions|window"):
+        run(multi_join(inputs.streams(), on="k", **{**options, "condition": options["condition"][:1]}), tmp_path)
 
 
 def test_late_rows_are_dropped_and_counted_and_state_is_purged(spark: SparkSession, tmp_path: Path) -> None:
@@ -275,6 +346,24 @@ def test_other_shards_or_another_window_are_refused_at_the_start(spark: SparkSes
             run(multi_join(inputs.streams(), **{**options, **changed}), tmp_path)
 
 
+@pytest.mark.parametrize("plan", ["single", "binary"])
+def test_checkpoint_of_a_host_with_other_cores_is_taken_up(spark: SparkSession, tmp_path: Path, plan: Any) -> None:
+    inputs = Inputs(spark, tmp_path)
+    # What the default would have been on a host with one more core.
+    shards = spark.sparkContext.defaultParallelism + 1
+    for part, chosen in enumerate([shards, None, None]):
+        inputs.add(part * 5, a=40, b=40, c=40)
+        flow = multi_join(inputs.streams(), on="k", plan=plan, shards=chosen)
+        query = run(flow, tmp_path)
+        assert_same_rows(joined(tmp_path), inputs.expected(), f"part {part}")
+    assert query.progress is not None
+    commit = sorted((tmp_path / "checkpoint" / "dovetail" / "commits").glob("*.json"))[-1]
+    assert {len(states) for states in json.loads(commit.read_text())["operators"].values()} == {shards}
+    assert {step.shards for step in flow.steps} == {shards - 1}, "the flow itself is as it was described"
+    with pytest.raises(StateError, match=f"was made with shards={shards} "):
+        run(multi_join(inputs.streams(), on="k", plan=plan, shards=shards + 1), tmp_path)
+
+
 def test_bad_requests_are_refused_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
     inputs = Inputs(spark, tmp_path)
     streams = inputs.streams()
@@ -288,7 +377,7 @@ def test_bad_requests_are_refused_before_anything_runs(spark: SparkSession, tmp_
         ({"inputs": {"a": a, "b": b.withColumn("vb", F.rand())}}, "rand"),
         ({"on": []}, "names no join column"),
         ({"on": [("a.k", "b.k")]}, "not connected"),
-        ({"how": "full"}, "join of two inputs"),
+        ({"how": "full"}, "how='full' joins two inputs, not 3"),
         ({"how": "cross"}, "how='cross'"),
         ({"window": 10_000, "time": inputs.times}, "no shuffle keeps"),
         ({"window": "2 seconds"}, "needs the event-time column"),
@@ -297,12 +386,27 @@ def test_bad_requests_are_refused_before_anything_runs(spark: SparkSession, tmp_
         ({"window": "2 seconds", "time": {"a": "va", "b": "tb", "c": "tc"}}, "a.va is string"),
         ({"window": "soon", "time": inputs.times}, "window='soon'"),
         ({"lateness": "2 seconds"}, "lateness= needs a window"),
+        ({"idle_after": "2 seconds"}, "idle_after= needs a window"),
+        ({"idle_after": "soon", "window": "2 seconds", "time": inputs.times}, "idle_after='soon'"),
         ({"budget": "1kB"}, "1,000|1 kB|1000"),
         ({"shards": 0}, "shards=0"),
         ({"late": "side", "window": "2 seconds", "time": inputs.times}, "late_path=None do not go together"),
         ({"late_path": "late", "window": "2 seconds", "time": inputs.times}, "late='drop' and late_path='late'"),
         ({"late": "side", "late_path": "late"}, "needs a window"),
         ({"late": "keep", "window": "2 seconds", "time": inputs.times}, "late='keep' is none of"),
+        ({"condition": "ta <", "time": inputs.times}, "it is incomplete"),
+        ({"condition": "a.ta < z.tb"}, "no input 'z'"),
+        ({"condition": "a.ta < b.missing"}, "input 'b' has no column 'missing'"),
+        ({"condition": "k < ta"}, "a, b, c all have a column 'k'"),
+        ({"condition": "a.ta < a.k"}, "both columns of 'a'"),
+        ({"condition": "a.va < b.tb"}, "string and timestamp, which are not compared"),
+        ({"condition": "a.va < b.tb + INTERVAL 1 HOUR"}, "Cast them to timestamp"),
+        ({"condition": "a.ta < b.tb + INTERVAL 1 MONTH"}, "is not an interval of"),
+        ({"condition": "ta + 3 < tb"}, "'3' stands where INTERVAL was expected"),
+        ({"condition": "ta != tb + INTERVAL 1 HOUR"}, "an interval with !="),
+        ({"condition": "ta < tb", "time": {"a": "ta", "b": "tb"}}, "no column of input 'c'"),
+        ({"condition": "ta < tb", "time": inputs.times, "how": "left"}, "would wait for ever"),
+        ({"condition": ["ta < tb", "tb < ta"], "time": inputs.times}, "No rows can satisfy|from .* to .* after"),
         ({"plan": "quick"}, "plan='quick' is none of"),
         ({"name": "no/name"}, "no/name"),
     ]:

@@ -12,8 +12,8 @@ from pyspark.sql import types as T
 
 from dovetail import Relation
 from dovetail.relation import compute_codes
-from dovetail.spark.payload import nullable_schema
-from dovetail.spark.relation_jobs import read, spark_schema
+from dovetail.spark.plan.payload import nullable_schema
+from dovetail.spark.plan.relation_jobs import read, spark_schema
 
 POINT = "X'0101000000000000000000F03F0000000000000040'"
 

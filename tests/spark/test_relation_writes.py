@@ -10,12 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dovetail import Relation
-from dovetail.errors import PlanError, RelationError, RelationNotFound, SchemaError
+from dovetail.core.errors import PlanError, RelationError, RelationNotFound, SchemaError
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation import compute_codes
 from dovetail.relation.keys import code_kind
-from dovetail.spark.codes import code_column, shard_column
-from dovetail.spark.relation_jobs import DataFrameSource, read
+from dovetail.spark.plan.codes import code_column, shard_column
+from dovetail.spark.plan.relation_jobs import DataFrameSource, read
 from dovetail.testing.rows import assert_same_rows
 
 # Key columns as SQL over `id`, 0 to 39; every seventh row has NULL instead.
@@ -185,7 +185,7 @@ def test_errors_in_tasks_arrive_as_their_own_class_and_change_nothing(spark: Spa
         relation.append(df.limit(3))
     with pytest.raises(RelationError, match=r"have a NULL in the key \(k\)"):
         relation.upsert(df.limit(3).selectExpr("if(n = 1, null, k) as k", "n"))
-    with pytest.raises(SchemaError, match="upsert: column 'k' has type int64, in the relation it has type string"):
+    with pytest.raises(SchemaError, match="upsert: column 'k' has type int64, but string in the relation"):
         relation.upsert(df.selectExpr("n as k", "n"))
     with pytest.raises(SchemaError, match="append: column 'm' is not in the relation"):
         relation.append(df.selectExpr("k", "n", "n as m"))

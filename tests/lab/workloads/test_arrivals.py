@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.testing.statistics import follows
-from dovetail.workloads import ArrivalPhase, arrival_order, arrival_slices, poisson_times
+from dovetail_lab.workloads import ArrivalPhase, arrival_order, arrival_slices, poisson_times
 
 SEED = 2003
 

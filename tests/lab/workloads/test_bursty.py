@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
+from dovetail.runtime.generator.mixing import stream_key, uniforms_at
 from dovetail.testing.flows import Feed
 from dovetail.testing.statistics import follows
-from dovetail.workloads import BurstyArrivals, BurstyStream, hurst_exponent, write_bursty_files
-from dovetail.workloads._mixing import stream_key, uniforms_at
+from dovetail_lab.workloads import BurstyArrivals, BurstyStream, hurst_exponent, write_bursty_files
 
 SEED = 2011
 

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError, SchemaError
+from dovetail.core.errors import PlanError, SchemaError
 from dovetail.testing.statistics import follows
-from dovetail.workloads import Zipf, cloud_reports, load_cloud_reports
-from dovetail.workloads.clouds import LONGITUDES, write_cloud_file
+from dovetail_lab.workloads import Zipf, cloud_reports, load_cloud_reports
+from dovetail_lab.workloads.clouds import LONGITUDES, write_cloud_file
 
 
 @pytest.mark.parametrize("row_bytes", [32, 128])

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.workloads.news import NewsWorkload
+from dovetail.core.errors import PlanError
+from dovetail_lab.workloads.news import NewsWorkload
 
 
 @pytest.mark.parametrize("items_per_part", [1, 7, 100])

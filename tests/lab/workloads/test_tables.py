@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.testing.statistics import follows
-from dovetail.workloads import Zipf, make_relation_table, make_stream_batch, relation_batches
+from dovetail_lab.workloads import Zipf, make_relation_table, make_stream_batch, relation_batches
 
 
 @pytest.mark.parametrize("row_bytes", [20, 64, 120])

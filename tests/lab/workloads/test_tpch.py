@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.testing.statistics import follows
-from dovetail.workloads import make_tpch, read_tpch
+from dovetail_lab.workloads import make_tpch, read_tpch
 
 
 @pytest.fixture(scope="module")

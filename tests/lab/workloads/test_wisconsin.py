@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.testing.statistics import follows
-from dovetail.workloads import wisconsin_relation
-from dovetail.workloads.wisconsin import WISCONSIN_COLUMNS
+from dovetail_lab.workloads import wisconsin_relation
+from dovetail_lab.workloads.wisconsin import WISCONSIN_COLUMNS
 
 
 @pytest.mark.parametrize("name", ["unique1", "unique3", "unique14"])

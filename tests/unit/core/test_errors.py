@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from dovetail import errors
-from dovetail.errors import BudgetError, DovetailError
+from dovetail.core import errors
+from dovetail.core.errors import BudgetError, DovetailError
 
 ALL_ERRORS = [getattr(errors, name) for name in errors.__all__]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.faultpoints import FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
+from dovetail.core.faultpoints import FAULT_ORDERS_VARIABLE, FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE
 
 PROGRAM = """
 import sys
-from dovetail.faultpoints import fault_point
+from dovetail.core.faultpoints import fault_point
 try:
     for name in ("start", "middle", "middle", "end"):
         fault_point(name)
@@ -23,7 +23,8 @@ finally:
 
 
 def _run(**variables: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if k not in (FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE)}
+    disarmed = (FAULT_ORDERS_VARIABLE, FAULT_POINT_VARIABLE, FAULT_TRACE_VARIABLE)
+    clean = {k: v for k, v in os.environ.items() if k not in disarmed}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM], env=clean | variables, capture_output=True, text=True, check=False
     )
@@ -56,6 +57,18 @@ def test_point_that_is_not_reached_kills_nothing(armed: str) -> None:
     assert ended.returncode == 0
 
 
+def test_order_kills_one_process_and_says_which(tmp_path: Path) -> None:
+    (tmp_path / "middle").touch()
+    ends = [_run(**{FAULT_ORDERS_VARIABLE: str(tmp_path)}) for _ in range(2)]
+    assert [ended.returncode for ended in ends] == [-signal.SIGKILL, 0]
+    assert ends[0].stdout.split() == ["start"]
+    (taken,) = tmp_path.glob("middle:*")
+    lines = [line.split() for line in (tmp_path / "passed").read_text().splitlines()]
+    assert [name for name, _ in lines] == ["start", "middle", "start", "middle", "end"]
+    assert taken.name == f"middle:{lines[0][1]}"
+    assert len({pid for _, pid in lines}) == 2
+
+
 def test_trace_lists_every_passage_in_order(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     ended = _run(**{FAULT_TRACE_VARIABLE: str(trace)})
@@ -74,4 +87,4 @@ def test_trace_and_kill_together_end_with_the_deadly_passage(tmp_path: Path) -> 
 def test_malformed_passage_is_refused_rather_than_ignored(armed: str) -> None:
     ended = _run(**{FAULT_POINT_VARIABLE: armed})
     assert ended.returncode == 1
-    assert "which passage kills, from 1" in ended.stderr
+    assert "must be an integer from 1" in ended.stderr

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from dovetail.errors import BudgetError, InternalError
-from dovetail.memory import Budget, Ledger, format_bytes
+from dovetail.core.errors import BudgetError, InternalError
+from dovetail.core.memory import Budget, Ledger, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_budget_parse_reads(written: str | int | Budget, total_bytes: int) -> No
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (True, "truth value"),
+        (True, "boolean"),
         (0, "more than zero"),
         (-1, "more than zero"),
         (0.5, "finite and whole"),
@@ -57,19 +57,19 @@ def test_budget_parse_reads(written: str | int | Budget, total_bytes: int) -> No
         ("0.1B", "less than one byte"),
         ("nan", "finite amount"),
         ("unlimited", "finite amount"),
-        ("10%", "share is not an amount"),
-        ("10 % of R", "share is not an amount"),
+        ("10%", "percentage is not an amount"),
+        ("10 % of R", "percentage is not an amount"),
         ("5 parsecs", "'parsecs' is not a unit"),
         ("5MBit", "'MBit' is not a unit"),
         ("512m", "could mean MB .* or MiB"),
         ("1K", "could mean kB .* or KiB"),
-        ("1,5GB", "decimal mark is a point"),
+        ("1,5GB", "decimal point"),
         ("1.2", "whole"),
-        ("1.2.3MB", "not a number with a unit"),
-        ("MB", "not a number with a unit"),
-        ("5MB and more", "not a number with a unit"),
-        ("1e3MB", "not a number with a unit"),
-        ("٣MB", "not a number with a unit"),
+        ("1.2.3MB", "not a number followed by a unit"),
+        ("MB", "not a number followed by a unit"),
+        ("5MB and more", "not a number followed by a unit"),
+        ("1e3MB", "not a number followed by a unit"),
+        ("٣MB", "not a number followed by a unit"),
         (2**63, "more than any machine"),
         ("99EB", "more than any machine"),
     ],

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from dovetail.errors import InternalError, StateError
-from dovetail.metrics import OperatorMetrics
+from dovetail.core.errors import InternalError, StateError
+from dovetail.core.metrics import OperatorMetrics
 
 
 def _every_counter_distinct() -> OperatorMetrics:

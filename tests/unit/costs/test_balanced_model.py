@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.model import (
+from dovetail.costs import (
     BalancedModel,
     CostFactors,
     JoinProfile,
@@ -14,8 +14,8 @@ from dovetail.model import (
     optimal_cache_share,
     tune,
 )
-from dovetail.model.balanced import loop_cost, memory_components
-from dovetail.workloads import Zipf
+from dovetail.costs.balanced import loop_cost, memory_components
+from dovetail_lab.workloads import Zipf
 
 FACTORS = CostFactors.of_papers(
     probe_s=1e-7, output_s=2e-7, expire_s=3e-7, stream_read_s=4e-8, append_s=5e-7, switch_s=6e-7

@@ -6,8 +6,8 @@ import sys
 
 def test_model_and_workloads_import_neither_operators_nor_spark():
     program = (
-        "import sys, dovetail.model, dovetail.workloads\n"
-        "print(sorted(n for n in sys.modules if n.startswith(('pyspark', 'dovetail.operators', 'pandas'))))"
+        "import sys, dovetail.costs, dovetail_lab.workloads\n"
+        "print(sorted(n for n in sys.modules if n.startswith(('pyspark', 'dovetail.joins', 'pandas'))))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.model import CostFactors, Curve, LoopCost
+from dovetail.core.errors import PlanError
+from dovetail.costs import CostFactors, Curve, LoopCost
 
 MEASURED = CostFactors(
     seek_s=1e-4,
@@ -56,7 +56,7 @@ def test_factors_survive_json():
         (lambda data: data.update(probe_s=[1.0]), "cannot be read"),
         (lambda data: data.update(output_s=-1.0), "output_s=-1.0"),
         (lambda data: data.update(output_s=math.nan), "output_s=nan"),
-        (lambda data: data.update(bandwidth_bytes_per_s=0.0), "nothing could ever be read"),
+        (lambda data: data.update(bandwidth_bytes_per_s=0.0), "bandwidth must be above 0"),
     ],
 )
 def test_damaged_factors_are_refused(change, reason):

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from dovetail.errors import PlanError, StateError
-from dovetail.model import CostFactors, DynamicTuner, JoinProfile
-from dovetail.model.dynamic import ArrivalRate
-from dovetail.workloads import Zipf
+from dovetail.core.errors import PlanError, StateError
+from dovetail.costs import CostFactors, DynamicTuner, JoinProfile
+from dovetail.costs.dynamic import ArrivalRate
+from dovetail_lab.workloads import Zipf
 
 SEED = 77
 FACTORS = CostFactors.of_papers(probe_s=6e-8, output_s=1e-7, append_s=1e-7, expire_s=1e-7)
@@ -58,7 +58,7 @@ def test_tuples_seen_in_no_time_count_in_the_next_interval():
 
 @pytest.mark.parametrize(("tuples", "seconds"), [(-1, 1.0), (1, -1.0), (1, math.nan), (1, math.inf)])
 def test_impossible_observations_are_refused(tuples, seconds):
-    with pytest.raises(PlanError, match="cannot have been observed"):
+    with pytest.raises(PlanError, match="is not a possible observation"):
         ArrivalRate().observe(tuples, seconds)
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from dovetail.model import CostFactors, JoinProfile, tune
-from dovetail.model.access import expected_blocks, index_cost
-from dovetail.workloads import Zipf
+from dovetail.costs import CostFactors, JoinProfile, tune
+from dovetail.costs.access import expected_blocks, index_cost
+from dovetail_lab.workloads import Zipf
 
 PROFILE = JoinProfile.declared(relation_rows=3_500_000, hit_curve=Zipf(3_500_000, 1.0).hit_curve())
 CPU = {"probe_s": 6e-8, "output_s": 1e-7, "append_s": 1e-7, "expire_s": 1e-7, "stream_read_s": 1e-8}

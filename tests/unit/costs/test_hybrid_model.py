@@ -6,9 +6,9 @@ from collections import deque
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.model import CostFactors, HybridModel, JoinProfile, best_ratio_to_mesh, ratio_to_mesh_bound, tune
-from dovetail.model.hybrid import (
+from dovetail.core.errors import PlanError
+from dovetail.costs import CostFactors, HybridModel, JoinProfile, best_ratio_to_mesh, ratio_to_mesh_bound, tune
+from dovetail.costs.hybrid import (
     PAPER_STREAM_INPUT_CONSTANT,
     hash_table_tuples,
     loop_cost,
@@ -18,7 +18,7 @@ from dovetail.model.hybrid import (
     tuples_per_step,
     window_for_step,
 )
-from dovetail.workloads import Zipf
+from dovetail_lab.workloads import Zipf
 
 SEED = 411
 SEEK_S, BANDWIDTH = 8e-3, 60e6

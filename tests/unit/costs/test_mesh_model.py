@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dovetail.model import CostFactors, IndexNestedLoopModel, JoinProfile, MeshModel
-from dovetail.model.mesh import (
+from dovetail.costs import CostFactors, IndexNestedLoopModel, JoinProfile, MeshModel
+from dovetail.costs.mesh import (
     loop_cost,
     memory_components,
     reads_per_second,
@@ -13,7 +13,7 @@ from dovetail.model.mesh import (
     required_chunk,
     solve_chunk,
 )
-from dovetail.model.tune import tune
+from dovetail.costs.tune import tune
 
 # The relation of table 2 in pages of 8 kB: 68 rows each.
 PAGES = 51_471

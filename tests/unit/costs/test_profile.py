@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
+from dovetail.costs import JoinProfile, as_hit_curve
+from dovetail.costs.profile import kernel_bytes_per_entry
 from dovetail.kernels.multimap import DENSE_LOAD, MultiMap
-from dovetail.model import JoinProfile, as_hit_curve
-from dovetail.model.profile import kernel_bytes_per_entry
-from dovetail.workloads import Zipf
+from dovetail_lab.workloads import Zipf
 
 
 def test_uniform_curve():

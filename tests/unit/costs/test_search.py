@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.model.search import maximise, maximise_integer
+from dovetail.core.errors import PlanError
+from dovetail.costs.search import maximise, maximise_integer
 
 
 @pytest.mark.parametrize("top", [0.0, 1e-6, 0.123, 0.5, 0.999999, 1.0])

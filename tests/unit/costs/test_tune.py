@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from dovetail.errors import BudgetError, PlanError
-from dovetail.model import (
+from dovetail.core.errors import BudgetError, PlanError
+from dovetail.costs import (
     BalancedModel,
     CachedIndexModel,
     CostFactors,
@@ -17,7 +17,7 @@ from dovetail.model import (
     minimum_budget,
     tune,
 )
-from dovetail.workloads import Zipf
+from dovetail_lab.workloads import Zipf
 
 PAPER_FACTORS = CostFactors.of_papers(
     probe_s=60e-9, output_s=100e-9, expire_s=80e-9, stream_read_s=20e-9, append_s=120e-9, switch_s=50e-9
@@ -248,7 +248,7 @@ def test_rate_that_the_budget_cannot_serve_is_refused(paper_profile):
     [
         ({"strategy": "nested"}, "strategy='nested'"),
         ({"objective": "speed"}, "objective='speed'"),
-        ({"budget": None}, "needs the memory"),
+        ({"budget": None}, "needs a memory budget"),
         ({"rate": 5.0}, "belongs to objective='memory'"),
         ({"objective": "memory"}, "positive rate"),
         ({"objective": "memory", "rate": -1.0}, "positive rate"),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.errors import BudgetError
-from dovetail.memory import Budget
-from dovetail.model.costs import CostFactors, Curve
-from dovetail.operators import AutoJoin, JoinSpec, join_spec
-from dovetail.operators.auto import factors_for
+from dovetail.core.errors import BudgetError
+from dovetail.core.memory import Budget
+from dovetail.costs.costs import CostFactors, Curve
+from dovetail.joins import AutoJoin, JoinSpec, join_spec
+from dovetail.joins.explaining import factors_for
 from dovetail.relation import Relation
 from dovetail.relation.io import SimulatedDisk
 from dovetail.testing.driver import Driver, drive
@@ -21,7 +21,7 @@ from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows
 from dovetail.testing.shard import MemoryShard
 from dovetail.testing.strategies import join_cases, schedules
-from dovetail.workloads import Zipf, make_relation_table
+from dovetail_lab.workloads import Zipf, make_relation_table
 
 # Each makes one way the cheapest, whatever there is to join.
 SCAN = CostFactors(
@@ -30,7 +30,8 @@ SCAN = CostFactors(
 WHOLE_CYCLE = replace(SCAN, remove_s=Curve.constant(1e9), seek_s=1e9)
 SKIP = CostFactors(seek_s=0.0, bandwidth_bytes_per_s=1.0, lookup_s=1e-9, gather_s=1e12, probe_s=Curve.constant(1e3))
 LOOKUP = CostFactors(seek_s=0.0, bandwidth_bytes_per_s=1e12, probe_s=Curve.constant(1e3))
-WAYS = {"scan": SCAN, "whole_cycle": WHOLE_CYCLE, "skip": SKIP, "lookup": LOOKUP}
+LOOKUP_OF_DEVICE = replace(LOOKUP, seek_s=1e-5)  # slow enough to learn what to cache
+WAYS = {"scan": SCAN, "whole_cycle": WHOLE_CYCLE, "skip": SKIP, "lookup": LOOKUP_OF_DEVICE}
 
 SCHEMA = pa.schema({"__code": pa.int64(), "id": pa.int64(), "t": pa.int64()})
 RELATION = pa.schema({"id": pa.int64(), "name": pa.string()})
@@ -107,8 +108,7 @@ def test_warm_cache_and_changing_ways_give_the_exact_join(way: str, how: Any) ->
     for turn in range(120):
         driver.offer(stream.batch(*zipf.sample(30).tolist()))
         if turn > 80:
-            driver.operator.factors = ways[turn % len(ways)]
-            driver.operator._choose_ways()
+            driver.operator.use_costs(ways[turn % len(ways)])
     driver.drain()
     metrics = driver.operator.metrics
     assert metrics.cache_hits > 200
@@ -128,16 +128,19 @@ def test_lookup_answers_on_arrival():
     assert driver.operator.spec.shard.block_reads == []
 
 
-def test_tuple_with_very_many_rows_waits_for_the_scan_instead_of_a_lookup():
+def test_looked_up_tuple_with_very_many_rows_is_emitted_bit_by_bit():
     rows = relation_rows({1: 300, 2: 1})
     spec = spec_of(rows, budget=8_000)
     operator = AutoJoin(spec, factors=LOOKUP)
     assert operator.results.max_rows < 300
-    driver, stream = Driver(operator), Stream()
-    given = driver.offer(stream.batch(1, 2))
-    assert [row["name"] for row in given] == ["2-0"]
+    stream = Stream()
+    batches = operator.offer(stream.batch(1, 2))
+    first = next(batches).num_rows
+    assert 0 < first < 300
+    batches.close()
     assert operator.pending == 1
-    assert len(driver.drain()) == 300
+    assert sum(batch.num_rows for batch in operator.drain()) == 300 - first
+    assert operator.metrics.stream_tuples_in == 1
 
 
 def test_scan_lets_tuples_leave_when_they_have_met_all_their_rows():
@@ -194,6 +197,24 @@ def test_skip_goes_round_for_tuples_that_come_in_the_middle():
 
 
 # ------------------------------------------------------------------------------------------------ the choice
+
+
+def test_way_that_was_slow_for_a_while_is_taken_again() -> None:
+    choice = AutoJoin(spec_of(relation_rows(dict.fromkeys(range(2_000), 1)))).choice
+    tuples = choice.state.window_capacity
+    scan_s = tuples * choice.scan_seconds(choice.leaves_early, tuples)
+    usual = 2 * scan_s / choice.lookup_seconds(tuples)  # on this host a lookup costs twice a scan
+    assert 1 / 16 < usual < 16
+    for _ in range(50):
+        choice.note_lookup(usual, 1.0)
+        choice.note_scan(1.0, 1.0)
+    assert not choice.looks_up(tuples)
+    for _ in range(20):
+        choice.note_scan(10.0, 1.0)
+    assert choice.looks_up(tuples)
+    for _ in range(500):
+        choice.note_lookup(usual, 1.0)
+    assert not choice.looks_up(tuples), "a device that was slow for a while is avoided for good"
 
 
 @pytest.fixture(scope="module")
@@ -298,9 +319,10 @@ def test_cache_that_does_not_pay_is_given_up(relation):
 
 
 def test_values_that_are_looked_up_often_enter_the_cache(relation):
-    operator = operator_on(relation, "map", budget="60kB", factors=LOOKUP)
+    operator = operator_on(relation, "map", budget="60kB", factors=LOOKUP_OF_DEVICE)
     zipf = Zipf(20_000, exponent=1.0, order="shuffled", seed=4)
     assert operator.looks_up
+    assert operator.choice.waits_for_device
     for _ in range(60):
         codes = zipf.sample(512)
         codes[::7] = -codes[::7]
@@ -310,6 +332,36 @@ def test_values_that_are_looked_up_often_enter_the_cache(relation):
     hottest = zipf.codes_of(np.arange(1, 11))
     assert not operator.cache.probe(hottest).is_miss.any()
     assert operator.metrics.negative_hits > 0
+
+
+def test_pages_in_memory_are_looked_up_without_a_cache(relation):
+    operator = operator_on(relation, "map", budget="60kB", factors=LOOKUP)
+    codes = np.full(512, 7)
+    for _ in range(60):
+        list(operator.offer(pa.record_batch({"__code": codes, "k": codes, "t": codes})))
+    assert len(operator.cache) == 0
+    assert operator.sizes()["learning"] == 0
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "semi", "anti"])
+def test_tuples_that_met_part_of_the_relation_are_looked_up_for_the_rest(how):
+    """A scan stops half way, then a lookup is cheaper: no row is met twice and none is left out."""
+    rows = relation_rows({code: 1 + code % 4 for code in range(0, 120, 2)})
+    spec = spec_of(rows, how=how, block_rows=8)
+    operator = AutoJoin(spec, factors=WHOLE_CYCLE)
+    driver, stream = Driver(operator), Stream()
+    generator = np.random.default_rng(5)
+    for _ in range(6):
+        driver.offer(stream.batch(*generator.integers(0, 125, 20).tolist()))
+        driver.step()
+        driver.step()
+    assert operator.pending > 20
+    operator.use_costs(LOOKUP)
+    reads = operator.metrics.blocks_read
+    driver.drain()
+    assert operator.metrics.blocks_read == reads
+    assert operator.metrics.lookups > 0
+    assert_same_rows(driver.rows(), join_oracle(stream.rows, rows, "id", how, select=["name"]))
 
 
 # ------------------------------------------------------------------------------------------------ explain

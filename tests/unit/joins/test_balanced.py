@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.errors import PlanError
-from dovetail.memory import Budget
-from dovetail.operators import AutoJoin, BalancedJoin, BatchPredicate, JoinSpec, join_spec
-from dovetail.operators.balanced import Phase
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
+from dovetail.joins import AutoJoin, BalancedJoin, BatchPredicate, JoinSpec, join_spec
+from dovetail.joins.balanced import Phase
 from dovetail.relation import Relation
 from dovetail.testing.driver import Driver, drive
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of
 from dovetail.testing.shard import MemoryShard
 from dovetail.testing.strategies import join_cases, schedules
-from dovetail.workloads import Zipf, make_relation_table
+from dovetail_lab.workloads import Zipf, make_relation_table
 
 SCHEMA = pa.schema({"__code": pa.int64(), "id": pa.int64(), "t": pa.int64()})
 RELATION = pa.schema({"id": pa.int64(), "name": pa.string()})
@@ -119,7 +119,7 @@ def test_balanced_obeys_the_cache_inequality():
     driver, stream = Driver(operator), Stream()
     for _ in range(2):
         run_cycle(driver, stream.batch(*[1] * 8, *[2] * 8))
-    row_bytes, tuple_bytes = operator.spec.shard.row_bytes, operator._window_tuple_bytes()
+    row_bytes, tuple_bytes = operator.spec.shard.row_bytes, operator._border.tuple_bytes
     assert row_bytes + 20 < 8 * tuple_bytes < 80 * row_bytes
     assert cached_values(operator) == {1: 1}
 
@@ -179,7 +179,7 @@ def test_balanced_switching_factor_raises_the_bar(factor):
     driver, stream = Driver(operator), Stream()
     for _ in range(3):
         run_cycle(driver, stream.batch(*[1] * 6))
-    is_worth_it = 6 * operator._window_tuple_bytes() > factor * (operator.spec.shard.row_bytes + 20)
+    is_worth_it = 6 * operator._border.tuple_bytes > factor * (operator.spec.shard.row_bytes + 20)
     assert (cached_values(operator) == {1: 1}) is is_worth_it
 
 
@@ -331,8 +331,8 @@ def test_balanced_with_objective_memory_holds_what_the_stream_needs():
     generator = np.random.default_rng(8)
 
     def run_cycles(cycles: int, tuples_per_step: int) -> int:
-        until = driver.operator._odometer + 50 * cycles
-        while driver.operator._odometer < until:
+        until = driver.operator._scan.odometer + 50 * cycles
+        while driver.operator._scan.odometer < until:
             driver.offer(stream.batch(*generator.integers(0, 1_000_000, tuples_per_step).tolist()))
             driver.step()
         return driver.operator.size()

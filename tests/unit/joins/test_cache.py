@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dovetail.errors import InternalError
+from dovetail.core.errors import InternalError
+from dovetail.joins.cache.relation_cache import RelationCache, bytes_of_rows
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.kernels.value_table import MAX_COUNT
-from dovetail.operators.cache import RelationCache, bytes_of_rows
 from dovetail.testing.held import held_array_bytes
 
 SCHEMA = pa.schema({"n": pa.int64(), "s": pa.string()})

@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.model import CostFactors, _disk, calibrate
-from dovetail.model import calibrate as calibrate_function
-from dovetail.model.calibrate import default_path, fingerprint, measure
-from dovetail.model.profile import JoinProfile
-from dovetail.model.tune import tune
+from dovetail.core.errors import PlanError
+from dovetail.costs import CostFactors
+from dovetail.costs.profile import JoinProfile
+from dovetail.costs.tune import tune
+from dovetail.joins.calibration import calibrate, disk
+from dovetail.joins.calibration import calibrate as calibrate_function
+from dovetail.joins.calibration.calibrate import default_path, fingerprint, measure
 
 SMALL = {"table_entries": (64, 512), "scratch_bytes": 1 << 23, "repeats": 3}
 
@@ -31,7 +32,7 @@ def measurements(monkeypatch):
             "cached": CostFactors(seek_s=0.0, bandwidth_bytes_per_s=float(len(made))),
         }
 
-    monkeypatch.setattr(sys.modules["dovetail.model.calibrate"], "measure", fake)
+    monkeypatch.setattr(sys.modules["dovetail.joins.calibration.calibrate"], "measure", fake)
     return made
 
 
@@ -135,7 +136,7 @@ def test_damaged_files_are_reported_and_measured_again(tmp_path, measurements, d
 def test_factors_that_cannot_be_kept_are_given_with_a_warning(tmp_path, measurements):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    with pytest.warns(RuntimeWarning, match="could not be kept"):
+    with pytest.warns(RuntimeWarning, match="could not be stored"):
         assert calibrate_function(blocked / "factors.json", directory=tmp_path).seek_s == 1.0
 
 
@@ -167,8 +168,8 @@ def test_disk_without_direct_reads_is_measured_by_dropping_pages(tmp_path, monke
             raise OSError(22, "Invalid argument")
         return real_open(path, flags, *arguments, **keywords)
 
-    monkeypatch.setattr(_disk.os, "open", refuse_direct)
-    times = _disk.measure_disk(tmp_path, 1 << 23, bypass_page_cache=True, reads=4)
+    monkeypatch.setattr(disk.os, "open", refuse_direct)
+    times = disk.measure_disk(tmp_path, 1 << 23, bypass_page_cache=True, reads=4)
     assert not times.is_direct
     assert times.bandwidth_bytes_per_s > 0
 
@@ -181,7 +182,7 @@ def test_disk_that_fails_is_not_taken_for_one_without_direct_reads(tmp_path, mon
             raise OSError(5, "Input/output error")
         return real_open(path, flags, *arguments, **keywords)
 
-    monkeypatch.setattr(_disk.os, "open", fail_direct)
+    monkeypatch.setattr(disk.os, "open", fail_direct)
     with pytest.raises(OSError, match="Input/output error"):
-        _disk.measure_disk(tmp_path, 1 << 23, bypass_page_cache=True, reads=4)
+        disk.measure_disk(tmp_path, 1 << 23, bypass_page_cache=True, reads=4)
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.operators.conditions import AllOf, BatchPredicate, Comparison, Range, compare
+from dovetail.core.errors import PlanError
+from dovetail.joins.conditions import AllOf, BatchPredicate, Comparison, Range, compare
 
 NAN = math.nan
 STREAM = pa.schema({"x": pa.int64(), "name": pa.string(), "at": pa.timestamp("us")})
@@ -106,5 +106,5 @@ def test_predicate_sees_only_its_columns_and_null_is_false() -> None:
 
 def test_answer_of_another_shape_is_refused() -> None:
     predicate = BatchPredicate(lambda s, r: np.ones((2, 1), np.bool_), ["x"], [], name="square")
-    with pytest.raises(PlanError, match="predicate square gave bool instead of a boolean array"):
+    with pytest.raises(PlanError, match="predicate square returned bool instead of a boolean array"):
         predicate.mask(pa.record_batch({"x": [1, 2]}), pa.record_batch({"low": [1, 2]}))

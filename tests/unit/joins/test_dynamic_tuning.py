@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError
-from dovetail.memory import Budget
-from dovetail.model import CostFactors, JoinProfile
-from dovetail.model.dynamic import DynamicTuner
-from dovetail.operators import JoinSpec, MeshJoin
+from dovetail.core.errors import BudgetError
+from dovetail.core.memory import Budget
+from dovetail.costs import CostFactors, JoinProfile
+from dovetail.costs.dynamic import DynamicTuner
+from dovetail.joins import JoinSpec, MeshJoin
 from dovetail.testing.driver import Driver
 from dovetail.testing.oracle import join_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.memory import Budget
-from dovetail.operators import HybridJoin, JoinSpec, OldestFirst, Range, join_spec
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
+from dovetail.joins import HybridJoin, JoinSpec, OldestFirst, Range, join_spec
 from dovetail.relation import Relation
 from dovetail.testing.batches import stream_batches
 from dovetail.testing.driver import Driver, drive
@@ -225,7 +225,7 @@ def test_block_size_may_change_between_the_blocks_of_a_visit_that_failed(block_r
 
 def test_block_size_cannot_change_while_a_block_is_joined_in_part():
     operator, _, rows, given, relation = interrupted("inner")
-    with pytest.raises(PlanError, match="joined in part"):
+    with pytest.raises(PlanError, match="partly joined"):
         operator.retune(block_rows=2)
     given += operator.drain()
     assert_same_rows(rows_of(given), join_oracle(rows, relation, on="k"))

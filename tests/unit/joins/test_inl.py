@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError
-from dovetail.memory import Budget
-from dovetail.operators import IndexNestedLoopJoin, JoinSpec
+from dovetail.core.errors import BudgetError
+from dovetail.core.memory import Budget
+from dovetail.joins import IndexNestedLoopJoin, JoinSpec
 from dovetail.testing.batches import stream_batches
 from dovetail.testing.driver import Driver
 from dovetail.testing.shard import MemoryShard

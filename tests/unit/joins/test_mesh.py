@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.memory import Budget
-from dovetail.operators import BatchPredicate, JoinSpec, MeshJoin, Range
+from dovetail.core.memory import Budget
+from dovetail.joins import BatchPredicate, JoinSpec, MeshJoin, Range
 from dovetail.testing.batches import stream_batches
 from dovetail.testing.driver import Driver
 from dovetail.testing.oracle import join_oracle
@@ -147,8 +147,8 @@ def test_repeated_rows_of_a_value_cost_a_semi_join_one_probe() -> None:
     spec = JoinSpec(shard=shard, stream_schema=batch().schema, on=(("k", "k"),), how="semi", block_rows=1000)
     join = MeshJoin(spec)
     list(join.offer(batch(*[5] * 20)))
-    assert join._window is not None
-    pieces = list(join._matcher.pairs(shard.read_block(0, 1000), join._window, 100_000))
+    assert join._phases.state.window is not None
+    pieces = list(join._phases.state.matcher.pairs(shard.read_block(0, 1000), join._phases.state.window, 100_000))
     assert sum(rows.size for rows, _ in pieces) == 20
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.ordering import HeldResults
+from dovetail.joins.output.ordering import HeldResults
 
 
 def rows_of(batch: pa.RecordBatch | None) -> list[int]:

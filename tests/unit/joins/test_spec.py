@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError, SchemaError
-from dovetail.operators import Comparison, JoinSpec, join_spec
-from dovetail.operators.shedding import LeastJoinedFirst, OldestFirst, Random
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.joins import Comparison, JoinSpec, join_spec
+from dovetail.joins.shedding import LeastJoinedFirst, OldestFirst, Random
 from dovetail.relation import Relation
 from dovetail.testing.shard import MemoryShard
 

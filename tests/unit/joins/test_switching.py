@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import InternalError
+from dovetail.core.errors import InternalError
+from dovetail.joins import BalancedJoin, join_spec
+from dovetail.joins.cache.relation_cache import bytes_of_rows
+from dovetail.joins.cache.switching import ENTRY_BYTES, Candidates, Decision, SwitchingBuffer
 from dovetail.kernels.value_table import MAX_COUNT
-from dovetail.operators import BalancedJoin, join_spec
-from dovetail.operators.cache import bytes_of_rows
-from dovetail.operators.switching import ENTRY_BYTES, Candidates, Decision, SwitchingBuffer
 from dovetail.relation import Relation
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.shard import MemoryBlock

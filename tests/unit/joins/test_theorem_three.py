@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators import BalancedJoin, join_spec
+from dovetail.joins import BalancedJoin, join_spec
 from dovetail.relation import Relation
 
 IS_FULL_SIZE = not numba.config.DISABLE_JIT and "DOVETAIL_FORCE_BUCKETS" not in os.environ

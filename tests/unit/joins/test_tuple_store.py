@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.tuple_store import TupleStore, copy_of, fixed_values, is_fixed_width
+from dovetail.joins.window.tuple_store import TupleStore, copy_of, fixed_values, is_fixed_width
 
 SCHEMA = pa.schema(
     {

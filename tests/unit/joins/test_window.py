@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.window import StreamWindow
+from dovetail.joins.window.stream_window import StreamWindow
 
 SCHEMA = pa.schema({"v": pa.int64(), "s": pa.string()})
 

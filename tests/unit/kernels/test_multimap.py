@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dovetail.errors import BudgetError, InternalError
+from dovetail.core.errors import BudgetError, InternalError
 from dovetail.kernels import _multimap_kernels as compiled
 from dovetail.kernels._slots import SLOTS_PER_LINE
 from dovetail.kernels._vector import LINE
@@ -143,7 +143,7 @@ class MultiMapMachine(RuleBasedStateMachine):
     @rule(capacity=st.integers(1, 40))
     def resize(self, capacity):
         if capacity < len(self.twin.entries):
-            with pytest.raises(BudgetError, match="cannot get the capacity"):
+            with pytest.raises(BudgetError, match="cannot be resized to capacity"):
                 self.map.resized(capacity)
             return
         resized = self.map.resized(capacity)
@@ -307,7 +307,7 @@ def test_one_code_with_all_entries_is_removed_whole_in_part_and_from_the_front()
 def test_refused_insert_changes_nothing():
     window = MultiMap(3)
     window.insert(codes_array([1, 2]))
-    with pytest.raises(BudgetError, match=r"2 more entries do not fit a MultiMap of capacity 3 that holds 2"):
+    with pytest.raises(BudgetError, match=r"2 more entries do not fit in a MultiMap of capacity 3 that holds 2"):
         window.insert(codes_array([3, 4]))
     assert window.codes_of(window.live_seqs()).tolist() == [1, 2]
     assert window.insert(codes_array([3])).size == 1
@@ -339,7 +339,7 @@ def test_an_entry_older_than_rounds_can_be_counted_is_reported():
         window.insert(np.full(10, 6))
         window.remove_codes(codes_array([6]))
     window._last_lap = 21
-    with pytest.raises(InternalError, match="rounds"):
+    with pytest.raises(InternalError, match="laps"):
         window.insert(codes_array([7]))
     assert window.codes_of(window.live_seqs()).tolist() == [5]
 
@@ -401,3 +401,14 @@ def test_declared_bytes_are_the_bytes_allocated(capacity, max_load):
 def test_bytes_per_entry_are_as_documented():
     assert MultiMap.nbytes_of(1_000_000) / 1_000_000 == pytest.approx(65, abs=0.01)
     assert MultiMap.nbytes_of(1_000_000, DENSE_LOAD) / 1_000_000 == pytest.approx(49, abs=0.01)
+
+
+def test_codes_of_removed_entries_stay_at_their_positions() -> None:
+    window = MultiMap(4)
+    positions = window.positions_of(window.insert(np.array([5, 9])))
+    window.remove_oldest(2)
+    assert window.codes_left_at(positions).tolist() == [5, 9]
+
+
+def test_ring_size_is_known_before_the_map_exists() -> None:
+    assert MultiMap.ring_size_of(1600) == MultiMap(1600).ring_size == 1701

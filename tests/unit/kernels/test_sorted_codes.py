@@ -60,7 +60,7 @@ def test_lookup_in_a_mapped_file(tmp_path):
 
 def test_lookup_refuses_fences_of_another_stride():
     codes = np.arange(100)
-    with pytest.raises(ValueError, match="100 codes with a fence at every 10 have 10 fences, not 20"):
+    with pytest.raises(ValueError, match="100 codes with a stride of 10 have 10 fences, not 20"):
         lookup_sorted(make_fences(codes, 5), 10, codes, codes)
     with pytest.raises(ValueError, match="at least 1"):
         make_fences(codes, 0)
@@ -107,7 +107,7 @@ def test_impossible_blocks_are_refused():
     with pytest.raises(ValueError, match="at least 1 row"):
         group_by_block(int64_array([1]), 0)
     for starts in ([], [1, 5]):
-        with pytest.raises(ValueError, match="begin at row 0"):
+        with pytest.raises(ValueError, match="start at row 0"):
             group_by_block(int64_array([1]), int64_array(starts))
 
 
@@ -134,7 +134,7 @@ def test_merge_refuses_what_it_cannot_go_on_from():
     with pytest.raises(ValueError, match="at least 1 row"):
         merge_sorted_runs(runs, np.zeros(2, dtype=np.int64), 0)
     for cursors in (np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int32)):
-        with pytest.raises(ValueError, match="2 runs need as many int64 cursors"):
+        with pytest.raises(ValueError, match="2 runs need 2 int64 cursors"):
             merge_sorted_runs(runs, cursors, 5)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dovetail.errors import BudgetError
+from dovetail.core.errors import BudgetError
 from dovetail.kernels.frequent import frequent_codes
 from dovetail.kernels.multimap import MultiMap
 from dovetail.kernels.value_table import MAX_COUNT, MAX_FREQUENCY, MAX_ROW, ValueTable
@@ -133,3 +133,13 @@ def test_frequent_codes_with_more_entries_than_are_told_apart():
     codes, counts = frequent_codes(window, 3, 2)
     assert codes.size == 2
     assert set(counts.tolist()) <= {300, 400, 500}
+
+
+def test_value_table_over_the_slots_of_another_finds_its_entries() -> None:
+    table = ValueTable(10)
+    table.put(int64_array([7, 9]), rows=int64_array([3, 4]))
+    slots = table.slots.view()
+    slots.flags.writeable = False
+    again = ValueTable.over(slots, len(table))
+    assert len(again) == 2
+    assert again.rows_at(again.find(int64_array([9, 7]))).tolist() == [4, 3]

@@ -40,9 +40,9 @@ def test_columns_after_each_step_are_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("relation: dim", "relation: keys", "Two steps keep this relation"),
+        ("relation: dim", "relation: keys", "Two steps write this relation"),
         ("on: value,", "on: valu,", "no column 'valu'"),
-        ("mark: again", "mark: city", "There is a column 'city' already"),
+        ("mark: again", "mark: city", "There is already a column 'city'"),
         ("time: timestamp", "time: city2", "no column 'city2'"),
         ("mark: again", "marks: again", "Did you mean 'mark'"),
         ("relation: keys", "relation: kees", "no relation 'kees'"),

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from dovetail import Relation
-from dovetail.errors import PlanError, RelationError, RelationNotFound, RelationReadOnly, SchemaError
+from dovetail.core.errors import PlanError, RelationError, RelationNotFound, RelationReadOnly, SchemaError
 from dovetail.relation import SimulatedDisk, compute_codes
+from dovetail.storage import files
 from dovetail.testing.rows import assert_same_rows
 
 TABLE = pa.table({"k": [1, 2, 3], "name": ["a", "b", "c"]})
@@ -85,14 +86,14 @@ def test_shard_that_does_not_exist_is_refused(relation: Relation, number: int) -
 def test_reader_options_are_checked(relation: Relation) -> None:
     with pytest.raises(SchemaError, match=r"column 'nme' is not in the relation: its columns are k, name"):
         relation.shard(0, columns=["nme"])
-    with pytest.raises(PlanError, match="io='mapped' is not a way to read: use \"map\""):
+    with pytest.raises(PlanError, match="io='mapped' is not an I/O mode: use \"map\""):
         relation.shard(0, io="mapped")  # type: ignore[arg-type]
     shard = relation.shard(0)
     for start, rows in ((-1, 1), (0, 0), (shard.num_rows + 1, 1), (0, -3)):
-        with pytest.raises(PlanError, match=f"a block of {rows} rows at {start} is not in a shard"):
+        with pytest.raises(PlanError, match=f"A block of {rows} rows at {start} is not in a shard"):
             shard.read_block(start, rows)
     for rows in (0, -1):
-        with pytest.raises(PlanError, match=f"a block of {rows} rows"):
+        with pytest.raises(PlanError, match=f"block_rows={rows}: a block has"):
             list(shard.blocks(rows))
 
 
@@ -102,13 +103,13 @@ def test_position_outside_the_shard_is_refused_and_reads_no_memory(tmp_path: Pat
     shard = Relation.build(TABLE, tmp_path / "r", on="k", shards=1).shard(0, io=io)
     positions = np.array([0, position])
     for read in (shard.gather, shard.codes_at, lambda p: list(shard.gather_grouped(p))):
-        with pytest.raises(PlanError, match=f"position {position} is not in a shard of 3 rows"):
+        with pytest.raises(PlanError, match=f"Position {position} is not in a shard of 3 rows"):
             read(positions)
 
 
 @pytest.mark.parametrize(("bandwidth", "seek_s"), [(0, 0.01), (-1, 0.01), (1e6, -0.1), (float("nan"), 0)])
 def test_disk_that_cannot_be_is_refused(bandwidth: float, seek_s: float) -> None:
-    with pytest.raises(PlanError, match="cannot be: the bandwidth must be"):
+    with pytest.raises(PlanError, match="is not possible: the bandwidth must be"):
         SimulatedDisk(bandwidth, seek_s)
 
 
@@ -156,7 +157,7 @@ def test_nanoseconds_that_microseconds_cannot_hold_are_refused_by_column(tmp_pat
 
 @pytest.mark.parametrize("name", ["__code", "__shard"])
 def test_reserved_column_names_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SchemaError, match=f"column '{name}' has a name that dovetail reserves"):
+    with pytest.raises(SchemaError, match=f"column '{name}' has a name reserved by dovetail"):
         Relation.build(TABLE.append_column(name, [[1, 2, 3]]), tmp_path / "r", on="k")
 
 
@@ -175,9 +176,9 @@ def test_repeated_column_is_refused_everywhere(tmp_path: Path, relation: Relatio
 @pytest.mark.parametrize("operation", ["append", "upsert", "delete"])
 def test_key_column_of_another_type_is_refused_with_both_types(relation: Relation, operation: str) -> None:
     table = pa.table({"k": ["1"], "name": ["x"]})
-    with pytest.raises(SchemaError, match=f"{operation}: column 'k' has type string, in the relation.*int64"):
+    with pytest.raises(SchemaError, match=f"{operation}: column 'k' has type string, but int64 in the relation"):
         getattr(relation, operation)(table)
-    with pytest.raises(SchemaError, match=f"{operation}: column 'k' has type int32, in the relation.*int64"):
+    with pytest.raises(SchemaError, match=f"{operation}: column 'k' has type int32, but int64 in the relation"):
         getattr(relation, operation)(pa.table({"k": pa.array([1], pa.int32()), "name": ["x"]}))
     assert is_unchanged(relation)
 
@@ -321,7 +322,7 @@ def test_duplicate_is_found_across_batches(tmp_path: Path) -> None:
 def test_duplicate_beyond_pythons_calendar_is_reported_too(tmp_path: Path, on: Any) -> None:
     # Spark's years reach past 9999, Python's do not.
     far = pa.array([10**17, 10**17]).cast(pa.timestamp("us", tz="UTC"))
-    with pytest.raises(RelationError, match="was declared unique, and the data has more than one row for"):
+    with pytest.raises(RelationError, match="was declared unique, but the data has more than one row for"):
         Relation.build(pa.table({"k": far, "n": [1, 1]}), tmp_path / "r", on=on, unique=True)
 
 
@@ -336,10 +337,10 @@ def test_path_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")
     for mode in ("error", "overwrite"):
-        with pytest.raises(RelationError, match="holds something that is not a relation"):
+        with pytest.raises(RelationError, match="contains files that are not part of a relation"):
             Relation.build(TABLE, tmp_path / "other", on="k", mode=mode)
     assert os.listdir(tmp_path / "other") == ["mine.txt"]
-    with pytest.raises(RelationNotFound, match="is not a relation: it holds something else"):
+    with pytest.raises(RelationNotFound, match="is not a relation: it contains other files"):
         Relation.open(tmp_path / "other")
     with pytest.raises(RelationNotFound, match="does not exist"):
         Relation.open(tmp_path / "nowhere")
@@ -366,10 +367,11 @@ def test_file_system_without_links_is_read_only(relation: Relation, monkeypatch:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", no_links)
+    files._PROBED.clear()  # as in a process that has not written there yet
     for change in (relation.append, relation.upsert, relation.delete):
         with pytest.raises(RelationReadOnly, match=r"cannot create a file exclusively \(Operation not permitted\)"):
             change(TABLE)
-    with pytest.raises(RelationReadOnly, match="can only be read there"):
+    with pytest.raises(RelationReadOnly, match="read-only there"):
         relation.vacuum()
     with pytest.raises(RelationReadOnly):
         Relation.build(TABLE, relation.path, on="k", mode="overwrite")
@@ -407,5 +409,5 @@ def test_list_views_are_refused_by_name(tmp_path: Path) -> None:
 def test_change_of_a_relation_whose_directory_is_gone(tmp_path: Path) -> None:
     relation = Relation.build(pa.table({"k": [1]}), tmp_path / "r", on="k")
     shutil.rmtree(tmp_path / "r")
-    with pytest.raises(RelationNotFound, match="does not exist any more"):
+    with pytest.raises(RelationNotFound, match="no longer exists"):
         relation.append(pa.table({"k": [2]}))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail import Relation
-from dovetail.errors import RelationError
+from dovetail.core.errors import RelationError
 from dovetail.relation import compute_codes, local
 from dovetail.testing.rows import assert_same_rows
 

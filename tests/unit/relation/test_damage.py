@@ -14,9 +14,10 @@ import pytest
 from pyarrow import fs
 
 from dovetail import Relation
-from dovetail.errors import RelationCorrupt, RelationNotFound
-from dovetail.relation import verified
-from dovetail.relation.format import digest_of
+from dovetail.core.errors import RelationCorrupt, RelationNotFound
+from dovetail.relation import paged_file
+from dovetail.storage import verified
+from dovetail.storage.digests import digest_of
 
 SEED = 7_041
 KINDS = ["rows", "codes", "index", "deleted"]
@@ -82,7 +83,7 @@ def test_file_cut_short_is_found(relation: Relation, data_files: DataFiles, kind
     file = data_files(Path(relation.path), kind)[0]
     size = file.stat().st_size
     os.truncate(file, size - int(cut if isinstance(cut, int) else cut * size))
-    with pytest.raises(RelationCorrupt, match=r"cut short or overwritten|does not match its digest") as caught:
+    with pytest.raises(RelationCorrupt, match=r"truncated or overwritten|does not match its digest") as caught:
         read_all(relation.path)
     assert str(file) in str(caught.value)
 
@@ -92,7 +93,7 @@ def test_file_made_longer_is_found(relation: Relation, data_files: DataFiles, ki
     file = data_files(Path(relation.path), kind)[0]
     with open(file, "ab") as end:
         end.write(b"\0")
-    with pytest.raises(RelationCorrupt, match=r"cut short or overwritten|does not match its digest"):
+    with pytest.raises(RelationCorrupt, match=r"truncated or overwritten|does not match its digest"):
         read_all(relation.path)
 
 
@@ -157,22 +158,22 @@ def test_damage_that_changes_neither_inode_nor_times_is_not_seen_again_after_the
 
 
 def test_second_reader_trusts_what_the_first_has_checked(relation: Relation, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[str] = []
-    from dovetail.relation.segment_reader import SegmentReader
+    checked: list[int] = []
+    real = paged_file.check_pages
 
-    real = SegmentReader._check
-
-    def counting(self: SegmentReader, data: object, digest: str, kind: str, batch: int | None) -> None:
-        checked.append(kind)
-        real(self, data, digest, kind, batch)
+    def counting(words: Any, content: Any, sums: Any, marks: Any, pages: Any) -> int:
+        before = int(marks.sum())
+        damaged = real(words, content, sums, marks, pages)
+        checked.append(int(marks.sum()) - before)
+        return damaged
 
     # Writing has checked the codes already: the counts of a shard are taken from what was written.
-    monkeypatch.setattr(SegmentReader, "_check", counting)
+    monkeypatch.setattr(paged_file, "check_pages", counting)
     read_all(relation.path)
-    assert checked.count("rows") == 1
+    assert sum(checked) == sum(-(-file.stat().st_size // 4096) for file in Path(relation.path).glob("data/*/*.rows"))
     checked.clear()
     read_all(relation.path)
-    assert set(checked) == {"index"}
+    assert sum(checked) == 0
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "another user's"])

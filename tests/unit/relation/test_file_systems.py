@@ -10,7 +10,7 @@ import pytest
 from pyarrow import fs
 
 from dovetail import Relation
-from dovetail.errors import RelationCorrupt, RelationNotFound, RelationReadOnly
+from dovetail.core.errors import RelationCorrupt, RelationNotFound, RelationReadOnly
 
 TABLE = pa.table({"k": [f"{i % 70}" for i in range(100)] + [None], "n": list(range(101))})
 
@@ -80,7 +80,7 @@ def test_nothing_can_be_written_there(local: Relation, elsewhere: fs.FileSystem)
     relation = Relation.open("folder/r", filesystem=elsewhere)
     kind = elsewhere.type_name
     for change in (relation.append, relation.upsert, relation.delete):
-        with pytest.raises(RelationReadOnly, match=rf"folder/r is on a {kind} file system.*can only be read there"):
+        with pytest.raises(RelationReadOnly, match=rf"folder/r is on a {kind} file system.*read-only there"):
             change(TABLE)
     with pytest.raises(RelationReadOnly, match="Build and change it on a local disk"):
         relation.vacuum()

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.relation import Relation, SimulatedDisk
 from dovetail.relation.relation_reader import RelationReader
 
@@ -88,7 +88,7 @@ def test_gather_gives_rows_in_the_order_asked_for(relation: Relation) -> None:
     assert reader.gather(positions).to_pylist() == one_by_one
     assert reader.gather(positions[:0]).num_rows == 0
     assert reader.gather(positions).schema.names == ["text", "row"]
-    with pytest.raises(PlanError, match="a position is not in a relation"):
+    with pytest.raises(PlanError, match="A position is not in a relation"):
         reader.gather(np.array([reader.num_rows]))
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from dovetail import Relation
-from dovetail.errors import RelationConflict, RelationCorrupt, RelationError, RelationNotFound
-from dovetail.relation import VacuumReport, files, segment_writer, shard_writer, version_log
+from dovetail.core.errors import RelationConflict, RelationCorrupt, RelationError, RelationNotFound
+from dovetail.relation import VacuumReport, segment_writer, shard_writer, version_log
+from dovetail.storage import files, local
 
 TABLE = pa.table({"k": [1, 2, 3, None], "name": ["a", "b", "c", "d"]})
 
@@ -126,7 +128,7 @@ def test_vacuumed_deletions_are_reported_like_any_other_file(relation: Relation)
 def test_second_writer_of_the_host_is_told_who_the_first_is(relation: Relation) -> None:
     with relation._files.writing():
         for change in (relation.append, relation.upsert, relation.delete):
-            with pytest.raises(RelationConflict, match=rf"another writer is changing .* \(process {os.getpid()}\)"):
+            with pytest.raises(RelationConflict, match=rf"Another writer is changing .* \(process {os.getpid()}\)"):
                 change(TABLE.slice(0, 1))
         with pytest.raises(RelationConflict, match="try again when it has finished"):
             relation.vacuum()
@@ -147,7 +149,7 @@ def test_writer_on_another_host_that_commits_first_wins(relation: Relation, monk
         real(self, root, manifest)
 
     monkeypatch.setattr(version_log.VersionLog, "commit", overtaken)
-    with pytest.raises(RelationConflict, match=r"another writer committed version 2 .* first\. Nothing of this append"):
+    with pytest.raises(RelationConflict, match=r"Another writer committed version 2 .* first\. Nothing of this append"):
         relation.append(pa.table({"k": [60], "name": ["ours"]}))
     names = Relation.open(relation.path).to_arrow().column("name").to_pylist()
     assert sorted(names) == ["a", "b", "c", "d", "theirs"]
@@ -159,14 +161,14 @@ def test_writer_on_another_host_that_commits_first_wins(relation: Relation, monk
 def test_disk_that_fails_after_the_commit_does_not_cost_the_version_its_files(
     relation: Relation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = files.sync_directory
+    real = local.sync_directory
 
     def failing(path: Path) -> None:
         if path.name == "versions":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(path)
 
-    monkeypatch.setattr(files, "sync_directory", failing)
+    monkeypatch.setattr(local, "sync_directory", failing)
     with pytest.raises(RelationError, match="cannot be written: Input/output error"):
         relation.append(pa.table({"k": [60], "name": ["ours"]}))
     newest = Relation.open(relation.path)
@@ -184,7 +186,7 @@ def test_two_first_builds_at_once_give_one_relation(tmp_path: Path, monkeypatch:
         real(self, root, manifest)
 
     monkeypatch.setattr(version_log.VersionLog, "commit", overtaken)
-    with pytest.raises(RelationConflict, match="another writer committed version 1"):
+    with pytest.raises(RelationConflict, match="Another writer committed version 1"):
         Relation.build(TABLE, tmp_path / "r", on="k", shards=2)
     assert Relation.open(tmp_path / "r").to_arrow().to_pylist() == [{"id": "theirs"}]
 
@@ -218,13 +220,13 @@ def test_directory_of_a_build_that_died_early_can_be_built_in(tmp_path: Path, mo
     class Died(BaseException):
         pass
 
-    for step, module in (("sync_directory", version_log), ("_probe_exclusive_create", files)):
+    for step in ("lock", "create"):
 
         def die(*arguments: Any) -> None:
             raise Died
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, step, die)
+            patch.setattr(local.LocalStorage, step, die)
             with pytest.raises(Died):
                 Relation.build(TABLE, tmp_path / step, on="k")
         with pytest.raises(RelationNotFound, match=r"first build did not finish\. Build it again"):
@@ -387,15 +389,15 @@ def test_vacuum_of_another_host_during_a_write_is_a_conflict(
 
 
 def test_disk_that_fails_after_the_manifest_has_its_name(relation: Relation, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync = files.sync_directory
+    sync = local.sync_directory
 
     def fail_in_versions(path: Path) -> None:
         if path.name == "versions":
             raise OSError(errno.EIO, "Input/output error")
         sync(path)
 
-    monkeypatch.setattr(files, "sync_directory", fail_in_versions)
-    with pytest.raises(RelationError, match=r"version 2 of .* was written, but the disk failed"):
+    monkeypatch.setattr(local, "sync_directory", fail_in_versions)
+    with pytest.raises(RelationError, match=r"Version 2 of .* was written, but the disk failed"):
         relation.append(pa.table({"k": [9], "name": ["z"]}))
     monkeypatch.undo()
     assert Relation.open(relation.path).to_arrow().num_rows == 5
@@ -423,6 +425,39 @@ def test_vacuum_forgets_what_was_checked_of_segments_that_are_gone(
     assert len(list(marks.iterdir())) == 2 * before > 0
     replaced.vacuum(keep=1)
     assert len(list(marks.iterdir())) == before
+
+
+def test_marks_of_segments_that_another_host_removed_are_swept(
+    relation: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for directory in (here, there):
+        directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    relation.to_arrow()
+    marks = here / f"dovetail-{os.getuid()}" / "verified"
+    old = {path.name for path in marks.iterdir()}
+    other = TABLE.set_column(1, "name", pa.array(["A", "B", "C", "D"]))
+    replaced = Relation.build(other, relation.path, on="k", shards=2, mode="overwrite")
+    # The vacuum runs on another host, whose temporary directory is another one.
+    monkeypatch.setattr("tempfile.tempdir", str(there))
+    replaced.vacuum(keep=1)
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    replaced.to_arrow()
+    assert old < {path.name for path in marks.iterdir()}, "the last sweep was a moment ago"
+    (marks / "of-an-earlier-version").write_bytes(b"\1\3\0")
+    ago = time.time() - 8 * 86_400
+    os.utime(marks / "of-an-earlier-version", (ago, ago))
+    os.utime(marks.parent / "verified.swept", (ago, ago))
+    changed = replaced.upsert(pa.table({"k": [1], "name": ["new"]}, schema=TABLE.schema))
+    changed.to_arrow()
+    found = {path.name for path in marks.iterdir()}
+    assert not old & found
+    assert "of-an-earlier-version" not in found
+    assert found, "marks of segments that are there stay"
+    checked = {path.name: path.read_bytes() for path in marks.iterdir()}
+    Relation.open(relation.path).to_arrow()
+    assert {path.name: path.read_bytes() for path in marks.iterdir()} == checked, "nothing was checked again"
 
 
 def test_marks_are_never_kept_behind_a_planted_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

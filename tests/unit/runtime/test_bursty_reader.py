@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from dovetail.errors import PlanError
-from dovetail.spark.bursty_source import BurstyDataSource, _Options
-from dovetail.workloads import BurstyStream
-from dovetail.workloads.bursty import BURSTY_SCHEMA
+from dovetail.core.errors import PlanError
+from dovetail.runtime.generator.bursty import BURSTY_SCHEMA
+from dovetail.spark.sources.bursty import BurstyDataSource, _Options
+from dovetail_lab.workloads import BurstyStream
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import SchemaError
-from dovetail.spark.closed_groups_task import Aggregate, ClosedGroupsTask
-from dovetail.spark.shard_job import ShardInput
-from dovetail.state import ShardState, write_tables
+from dovetail.core.errors import SchemaError
+from dovetail.runtime.aggregate_closed import Aggregate, ClosedGroupsTask
+from dovetail.runtime.shard_job import ShardInput
+from dovetail.storage.state_files import ShardState, write_tables
 
 Row = tuple[str | None, str | None, int | None, float | None]
 TASK = ClosedGroupsTask(

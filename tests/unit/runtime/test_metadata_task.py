@@ -7,19 +7,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import DovetailError, PlanError, PromiseError, SchemaError
+from dovetail.core.errors import DovetailError, PlanError, PromiseError, SchemaError
+from dovetail.joins.multiway import mjoin_spec
+from dovetail.joins.promises import Metadata, Punctuation
+from dovetail.joins.promises.punctuation import BoundPunctuation
 from dovetail.kernels.spark_hash import shard_of_codes
-from dovetail.operators.metadata import Metadata, Punctuation
-from dovetail.operators.metadata.punctuation import BoundPunctuation
-from dovetail.operators.mjoin import mjoin_spec
-from dovetail.spark.join_metadata import ENDS, IS_DATA_TOO, JoinMetadata
-from dovetail.spark.metadata_join import MetadataJoinTask
-from dovetail.spark.shard_job import ShardInput
-from dovetail.spark.steps import BatchClock
-from dovetail.state import ShardState, write_tables
+from dovetail.runtime.promises import MetadataJoinTask
+from dovetail.runtime.shard_job import ShardInput
+from dovetail.spark.flow.step import BatchClock
+from dovetail.spark.steps.join_metadata import ENDS, IS_DATA_TOO, JoinMetadata
+from dovetail.storage.state_files import ShardState, write_tables
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows
-from dovetail.workloads.news import NewsWorkload
+from dovetail_lab.workloads.news import NewsWorkload
 
 SCHEMAS = {
     "news": pa.schema({"sno": pa.int64(), "title": pa.string()}),
@@ -192,8 +192,8 @@ def test_marked_rows_go_to_the_shard_of_their_value_only(tmp_path: Path) -> None
         ([Punctuation({"nope": 1})], PlanError, "on a column that input 'access' does not have"),
         ([Punctuation({"sno": "x"})], SchemaError, "access.sno has the value 'x' of type str; the column is int64"),
         (["sno"], PlanError, "'sno' is not a punctuation"),
-        (Punctuation({"sno": 1}), PlanError, "Let it give a list of punctuations"),
-        (None, PlanError, "gave None"),
+        (Punctuation({"sno": 1}), PlanError, "Return a list of punctuations"),
+        (None, PlanError, "returned None"),
     ],
 )
 def test_function_that_gives_no_punctuation_of_its_input_is_refused(

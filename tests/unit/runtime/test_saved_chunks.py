@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import StateError
-from dovetail.state import StateFile
-from dovetail.state.chunks import load_window, save_window
+from dovetail.core.errors import StateError
+from dovetail.runtime.saved_chunks import load_window, save_window
+from dovetail.storage.state_files import StateFile
 
 SEED = 1_234
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.spec import JoinSpec
+from dovetail.joins import LookupJoin
+from dovetail.joins.spec import JoinSpec
 from dovetail.relation import Relation
-from dovetail.spark import shared_cache
-from dovetail.spark.cache_file import Generation
-from dovetail.spark.lookup_join import LookupJoin
-from dovetail.spark.shared_cache import CachedReader, SharedCache
+from dovetail.runtime import shared_cache
+from dovetail.runtime.cache_file import Generation
+from dovetail.runtime.shared_cache import SharedCache
 
 ROWS = 20_000
 BUDGET_BYTES = 1_000_000
@@ -57,8 +57,7 @@ def joined(relation: Relation, cache: SharedCache, codes: npt.NDArray[np.int64])
     stream = pa.record_batch({"__code": codes, "k": codes})
     spec = JoinSpec(reader, stream.schema, (("k", "k"),), how="left")
     with cache.attached(relation):
-        source = reader if cache.generation is None else CachedReader(reader, cache.generation)
-        batches = list(LookupJoin(spec, source, relation.stats.max_multiplicity).join(stream))
+        batches = list(LookupJoin(spec, cache=cache.generation).offer(stream))
     return sorted((row["k"], row["pay"] or "") for batch in batches for row in batch.to_pylist())
 
 
@@ -145,8 +144,8 @@ PUBLISHER = """
 import os, sys, numpy as np
 from pathlib import Path
 from dovetail.relation import Relation
-from dovetail.spark import cache_file
-from dovetail.spark.shared_cache import SharedCache
+from dovetail.runtime import cache_file
+from dovetail.runtime.shared_cache import SharedCache
 
 relation = Relation.open(sys.argv[1])
 step, calls = int(sys.argv[3]), 0

@@ -6,10 +6,10 @@ import numba
 import numpy as np
 import pytest
 
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
+from dovetail.runtime.generator.zipf import HEAD_RANKS
 from dovetail.testing.statistics import follows
-from dovetail.workloads import Zipf
-from dovetail.workloads.zipf import HEAD_RANKS
+from dovetail_lab.workloads import Zipf
 
 SEED = 20_240_607
 # Without the compiler a draw takes microseconds.

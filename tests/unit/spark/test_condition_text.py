@@ -2,11 +2,11 @@
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.operators import AllOf, Comparison, Range
-from dovetail.operators.conditions import Condition
-from dovetail.spark.condition_text import parse_condition
-from dovetail.spark.names import NameResolver
+from dovetail.core.errors import PlanError
+from dovetail.joins import AllOf, Comparison, Range
+from dovetail.joins.conditions import Condition
+from dovetail.spark.plan.condition_text import parse_condition
+from dovetail.spark.plan.names import NameResolver
 
 STREAM = ["id", "ts", "price", "odd name", "both"]
 RELATION = ["low", "high", "limit", "b`tick", "both"]
@@ -46,8 +46,8 @@ def test_comparisons_of_other_columns_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is not complete"),
-        ("price < limit AND", "is not complete"),
+        ("", "is incomplete"),
+        ("price < limit AND", "is incomplete"),
         ("price", "is not a comparison"),
         ("price < limit < high", "is not a comparison"),
         ("price < limit OR ts < high", "is not a comparison"),

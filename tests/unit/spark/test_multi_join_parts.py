@@ -9,15 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dovetail.errors import InternalError
-from dovetail.operators.mjoin import TimeWindow, mjoin_spec
-from dovetail.spark.late_rows import LateOutput, LateWriter, is_late_table
-from dovetail.spark.live_operators import LiveOperators
-from dovetail.spark.multi_join_step import EventTime
-from dovetail.spark.multi_join_task import MultiJoinTask
-from dovetail.spark.shard_job import rows_of_one_shard
-from dovetail.spark.steps import StepRecord
-from dovetail.state import ShardState, write_tables
+from dovetail.core.errors import InternalError
+from dovetail.joins.multiway import TimeWindow, mjoin_spec
+from dovetail.runtime.late_rows import LateWriter
+from dovetail.runtime.live_operators import LiveOperators
+from dovetail.runtime.multi_join import MultiJoinTask
+from dovetail.runtime.shard_job import rows_of_one_shard
+from dovetail.spark.flow.late_rows import SideFiles
+from dovetail.spark.flow.step import BatchClock, StepRecord
+from dovetail.spark.steps.event_time import EventTime
+from dovetail.storage.state_files import ShardState, write_tables
 
 WINDOW = TimeWindow(timedelta(microseconds=50), "t", timedelta(microseconds=10))
 TREE = EventTime(WINDOW, {"a": "1", "b": "1", "c": "2"}, lower=("1",))
@@ -48,6 +49,40 @@ def test_results_that_a_lower_join_owes_hold_the_watermark_back() -> None:
     assert TREE.watermark(records(owes, [report(60, pending_low=62, c=200)])) == 75
     settled = [report(75, a=200, b=200), report(75, a=200, b=200)]
     assert TREE.watermark(records(settled, [report(75, pending_low=62, c=200)])) == 190
+
+
+def heard(watermark: int | None, seen: Any, rows: dict[str, int], **latest: int) -> dict[str, Any]:
+    return {**report(watermark, **latest), "seen": seen, "counters": {"tuples_in": rows}}
+
+
+def test_idle_input_does_not_hold_the_watermark_back_and_counts_again_when_it_is_back() -> None:
+    time = EventTime(WINDOW, {"a": "1", "b": "1"}, idle_after_ms=1_000)
+
+    def decided(now_ms: int, seen: Any, rows: dict[str, int], **latest: int) -> dict[str, Any]:
+        step = StepRecord((), (heard(80, seen, rows, **latest),))
+        return time.decide({"1": step}, BatchClock(now_ms, now_ms - 400, is_draining=False))
+
+    first = time.decide(None, BatchClock(5_000, None, is_draining=False))
+    assert first == {"watermark": None, "seen": {"a": [0, 5_000], "b": [0, 5_000]}, "idle": []}
+    both = decided(5_400, first["seen"], {"a": 2, "b": 1}, a=200, b=100)
+    assert (both["watermark"], both["idle"]) == (90, [])
+    silent = decided(6_000, both["seen"], {"a": 3, "b": 1}, a=300, b=100)
+    assert silent["seen"] == {"a": [3, 6_000], "b": [1, 5_400]}
+    assert (silent["watermark"], silent["idle"]) == (90, [])
+    idle = decided(6_500, silent["seen"], {"a": 4, "b": 1}, a=400, b=100)
+    assert (idle["watermark"], idle["idle"]) == (390, ["b"])
+    back = decided(6_800, idle["seen"], {"a": 5, "b": 2}, a=500, b=120)
+    # It never goes back: what the report says was reached stands, whatever came since.
+    assert (back["watermark"], back["idle"]) == (110, [])
+
+
+def test_no_input_is_idle_because_the_flow_was_stopped_and_nothing_moves_while_all_are() -> None:
+    time = EventTime(WINDOW, {"a": "1", "b": "1"}, idle_after_ms=1_000)
+    step = StepRecord((), (heard(80, {"a": [3, 2_000], "b": [1, 1_500]}, {"a": 3, "b": 1}, a=300, b=100),))
+    restarted = time.decide({"1": step}, BatchClock(900_000, 2_000, is_draining=False))
+    assert (restarted["watermark"], restarted["idle"]) == (90, [])
+    later = time.decide({"1": step}, BatchClock(902_000, 900_000, is_draining=False))
+    assert (later["watermark"], later["idle"]) == (80, ["a", "b"])
 
 
 SHARDS = 9
@@ -123,9 +158,9 @@ def test_late_rows_wait_on_disk_and_are_published_any_number_of_times(tmp_path: 
     assert [(name, table.num_rows) for name, table in tables] == [("late a", 3), ("late b", 1)]
     assert list((tmp_path / "spill").iterdir()) == []
     files = write_tables(tmp_path / "state", "1-multi_join", 1, 7, tables)
-    assert all(is_late_table(file.table) for file in files)
+    assert [file.table for file in files] == ["late a", "late b"]
     record = StepRecord((ShardState("nothing"), ShardState("late", tuple(files))), ({}, {}))
-    output = LateOutput(tmp_path / "late", {"a": ["k", "v"], "b": ["w"]})
+    output = SideFiles(tmp_path / "late", {"a": ["k", "v"], "b": ["w"]})
     for _ in range(2):
         output.publish(record, tmp_path / "state", 7)
         found = sorted(str(path.relative_to(tmp_path / "late")) for path in (tmp_path / "late").rglob("*.*"))

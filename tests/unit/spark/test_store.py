@@ -1,16 +1,20 @@
 """The state directory of a flow: what counts, what is refused, and what may go."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError, StateError
-from dovetail.relation.format import digest_of
-from dovetail.state import FlowFingerprint, FlowStore, ShardState, read_table, write_tables
-from dovetail.state.documents import FORMAT_VERSION
+from dovetail.core.errors import PlanError, StateError
+from dovetail.spark.flow.fingerprint import FlowFingerprint
+from dovetail.spark.flow.store import FlowStore
+from dovetail.storage.digests import digest_of
+from dovetail.storage.documents import FORMAT_VERSION
+from dovetail.storage.state_files import ShardState, read_table, write_tables
 from dovetail.testing.flows import unnamed_state_files
 
 OPERATOR = {"name": "1-enrich", "kind": "enrich auto", "shards": 2, "input": ["k bigint", "v string"], "how": "inner"}
@@ -30,7 +34,13 @@ def save(store: FlowStore, batch: int, shard: int = 0, rows: int = 3) -> ShardSt
 
 
 def commit(store: FlowStore, batch: int, *states: ShardState) -> dict[str, Any]:
-    return store.create_commit(batch, {"batch": batch, "operators": {"1-enrich": [s.as_dict() for s in states]}})
+    operators = {"1-enrich": [state.as_dict() for state in states]}
+    body = intended(batch, operators=operators, sink="noop", receipt={}, rows={})
+    return store.create_commit(batch, body)
+
+
+def intended(batch: int, **fields: Any) -> dict[str, Any]:
+    return {"batch": batch, "query": "q", "time_ms": 1, "drain": False, "operators": {}, **fields}
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -49,7 +59,7 @@ def test_state_comes_back_as_it_was_saved(store: FlowStore) -> None:
 
 def test_the_first_intent_and_the_first_commit_count(store: FlowStore) -> None:
     assert store.intent(0) is None
-    assert store.create_intent(0, {"time_ms": 1}) == store.create_intent(0, {"time_ms": 2}) == {"time_ms": 1}
+    assert store.create_intent(0, intended(0)) == store.create_intent(0, intended(0, time_ms=2)) == intended(0)
     first, second = save(store, 0), save(store, 0)
     assert commit(store, 0, first) == commit(store, 0, second) == store.commit(0)
     assert store.last_batch() == 0
@@ -108,10 +118,10 @@ def test_every_damage_of_a_state_file_is_found(store: FlowStore) -> None:
         with pytest.raises(StateError, match=r"cannot be used: .* Restore the checkpoint"):
             read_table(store.state_root, file)
     path.write_bytes(whole[:-8])
-    with pytest.raises(StateError, match=f"has {len(whole) - 8} bytes, its commit says {len(whole)}"):
+    with pytest.raises(StateError, match=f"has {len(whole) - 8} bytes, but its commit needs {len(whole)}"):
         read_table(store.state_root, file)
     path.unlink()
-    with pytest.raises(StateError, match="it is gone"):
+    with pytest.raises(StateError, match="it does not exist"):
         read_table(store.state_root, file)
     path.write_bytes(whole)
     assert read_table(store.state_root, file).num_rows == 50
@@ -122,7 +132,7 @@ def test_cleanup_keeps_what_kept_commits_name_and_what_is_not_committed_yet(stor
     states = [save(store, batch) for batch in range(4)]
     leftovers = [save(store, batch) for batch in (1, 3)]
     for batch, state in enumerate(states):
-        store.create_intent(batch, {"batch": batch})
+        store.create_intent(batch, intended(batch))
         commit(store, batch, state, shared)
     running = save(store, 4)
     (store.root / "commits" / ".00000002.json-abc").touch()
@@ -137,6 +147,25 @@ def test_cleanup_keeps_what_kept_commits_name_and_what_is_not_committed_yet(stor
     store.clean(keep=2)
     assert unnamed_state_files(store.checkpoint) == set()
     assert store.clean(keep=2).files == 0
+
+
+def test_cleanup_forgets_the_marks_of_tables_that_no_kept_commit_names(
+    store: FlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tables = {name: pa.table({name: [number]}) for number, name in enumerate(("early", "late"))}
+    both = write_tables(store.state_root, "1-enrich", 0, 0, list(tables.items()))
+    (late,) = (file for file in both if file.table == "late")
+    for batch, files in enumerate((both, [late], [late], [late])):
+        commit(store, batch, ShardState(f"state-{batch}", tuple(files)))
+    for file in both:
+        read_table(store.state_root, file)
+    marks = tmp_path / f"dovetail-{os.getuid()}" / "verified"
+    assert len(list(marks.iterdir())) == 2
+    store.clean(keep=2)
+    (left,) = marks.iterdir()
+    assert left.name.startswith(late.digest)
+    assert read_table(store.state_root, late) == tables["late"]
 
 
 def test_cleanup_that_would_leave_too_little_to_replay_is_refused(store: FlowStore) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.faultpoints import FAULT_POINT_VARIABLE
+from dovetail.core.faultpoints import FAULT_POINT_VARIABLE
 from dovetail.testing.faults import (
     Passage,
     passages_of,
@@ -20,7 +20,7 @@ from dovetail.testing.faults import (
 WRITER = """
 import sys
 from pathlib import Path
-from dovetail.faultpoints import fault_point
+from dovetail.core.faultpoints import fault_point
 target = Path(sys.argv[1])
 for name in ("first", "second", "first"):
     fault_point("writer." + name)
@@ -44,7 +44,7 @@ def test_program_that_passes_no_point_has_no_passages() -> None:
 
 
 def test_point_that_is_not_passed_is_an_error_not_a_success(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"die at writer.first:3, but ended with 0"):
+    with pytest.raises(AssertionError, match=r"died at writer.first:3, but ended with 0"):
         run_killed_at(python_program(WRITER, str(tmp_path / "t")), Passage("writer.first", 3))
 
 
@@ -82,7 +82,7 @@ def test_children_die_with_the_program() -> None:
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
-from dovetail.faultpoints import fault_point
+from dovetail.core.faultpoints import fault_point
 fault_point("parent.after_fork")
 """
     ended = run_killed_at(python_program(parent), Passage("parent.after_fork", 1))

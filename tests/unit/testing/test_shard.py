@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dovetail import SimulatedDisk
-from dovetail.errors import PlanError
+from dovetail.core.errors import PlanError
 from dovetail.relation import Relation
 from dovetail.testing.batches import colliding_code
 from dovetail.testing.shard import MemoryShard

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.protocol import Snapshot
+from dovetail.joins.protocol import Snapshot
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.snapshots import through_storage
 

@@ -14,10 +14,10 @@ from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation import Relation
 from dovetail.relation.format import CODE_COLUMN
 from dovetail.relation.keys import code_kind, compute_codes
-from dovetail.spark.shard_job import ShardInput
-from dovetail.state import ShardState, read_table, write_tables
+from dovetail.runtime.kept import KeptTask, levels_of
+from dovetail.runtime.shard_job import ShardInput
+from dovetail.storage.state_files import ShardState, read_table, write_tables
 from dovetail.warehouse.kept_rows import merged_levels
-from dovetail.warehouse.kept_task import KeptTask, levels_of
 from dovetail.warehouse.transformations import Transformation
 
 Row = dict[str, Any]

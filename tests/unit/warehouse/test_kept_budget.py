@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from dovetail.relation import Relation
-from dovetail.warehouse import kept_task
+from dovetail.runtime import kept
+from dovetail.runtime.kept import needs_folding
 from dovetail.warehouse.kept_rows import KeptRows
-from dovetail.warehouse.kept_task import needs_folding
 from dovetail.warehouse.transformations import ChangeDetection, SurrogateKeys
 
 Make = Callable[..., Any]
@@ -46,7 +46,7 @@ def test_steady_growth_is_folded_before_it_passes_the_budget(plant: Make) -> Non
 
 
 def test_burst_goes_to_a_file_and_is_folded_next(plant: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_task, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(kept, "_CHUNK_ROWS", 50)
     here = plant(KEYS, ["id"], surrogate_keys(), shards=1)
     here.budget_bytes = 4_000
     first = {row["id"]: row["__number"] for row in here.run(pa.table({"id": np.arange(20)}))}
@@ -66,7 +66,7 @@ def test_burst_goes_to_a_file_and_is_folded_next(plant: Make, monkeypatch: pytes
 
 
 def test_key_that_changes_within_a_burst_keeps_its_last_row(plant: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_task, "_CHUNK_ROWS", 5)
+    monkeypatch.setattr(kept, "_CHUNK_ROWS", 5)
     schema = pa.schema([("id", pa.int64()), ("city", pa.string()), ("row_hash", pa.int64())])
     logic = ChangeDetection(
         (("id", "id"),), False, ("id", "n"), "h", "row_hash", (("city", "city"),), ("inserted", "changed", "unchanged")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dovetail.operators.mjoin import MJoin, mjoin_spec
+from dovetail.joins.multiway import MJoin, mjoin_spec
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.rows import rows_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError, PlanError, SchemaError
-from dovetail.operators.mjoin import MJoin, TimeWindow, TupleWindow, mjoin_spec
+from dovetail.core.errors import BudgetError, PlanError, SchemaError
+from dovetail.joins.multiway import MJoin, TimeWindow, TupleWindow, mjoin_spec
 
 
 def window_of(names: str, width: int = 10, **options: Any) -> TimeWindow:
@@ -282,7 +282,7 @@ def test_join_that_cannot_be_is_refused_before_data_moves(
 def test_window_without_a_time_column_is_refused() -> None:
     with pytest.raises(PlanError, match="needs a time column"):
         TimeWindow(10)
-    with pytest.raises(PlanError, match="a whole number from 1"):
+    with pytest.raises(PlanError, match="an integer of at least 1"):
         TupleWindow(0)
 
 
@@ -303,5 +303,5 @@ def test_batches_and_calls_that_do_not_fit_are_refused_and_change_nothing(script
     join.join.finish("a")
     with pytest.raises(PlanError, match="has ended"):
         join.offer("a", (1, 100, "a"))
-    with pytest.raises(PlanError, match="no window of event time"):
+    with pytest.raises(PlanError, match="no event-time window"):
         script("ab").join.advance(1)

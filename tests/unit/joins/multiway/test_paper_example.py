@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import StateError
+from dovetail.core.errors import StateError
 
 
 def letters(text: str) -> int:

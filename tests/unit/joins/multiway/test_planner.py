@@ -1,12 +1,14 @@
 """Join graphs and plans of multi-way joins."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from dovetail.errors import PlanError
-from dovetail.model.multiway import (
+from dovetail.core.errors import PlanError
+from dovetail.joins.multiway.graph import JoinGraph
+from dovetail.joins.multiway.planner import (
     MultiwayCosts,
     MultiwayStatistics,
     discard_cost,
@@ -14,7 +16,6 @@ from dovetail.model.multiway import (
     plan_multiway,
     split_cost,
 )
-from dovetail.model.multiway_graph import JoinGraph
 
 STAR = JoinGraph.of({name: ["k"] for name in "abcd"}, on="k")
 CHAIN = JoinGraph.of(
@@ -133,10 +134,76 @@ def test_forced_plan_is_taken_as_it_is_and_nonsense_refused() -> None:
         plan_multiway(CHAIN, force=[["a", "d"], "b", "c"])
 
 
-def test_many_inputs_are_planned_without_trying_everything() -> None:
-    names = [f"i{n}" for n in range(12)]
-    plan = plan_multiway(JoinGraph.of({name: ["k"] for name in names}, on="k"))
-    assert sorted(plan.root.inputs) == sorted(names)
+def star_of(count: int) -> JoinGraph:
+    return JoinGraph.of({f"i{n}": ["k"] for n in range(count)}, on="k")
+
+
+def chain_of(count: int) -> JoinGraph:
+    columns = {f"i{n}": [f"k{n}", f"k{n + 1}"] for n in range(count)}
+    return JoinGraph.of(columns, on=[(f"i{n}.k{n + 1}", f"i{n + 1}.k{n + 1}") for n in range(count - 1)])
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("horizon_s", [None, 0.001, 2.0, 3600.0])
+@pytest.mark.parametrize("count", range(2, 13))
+def test_one_shared_key_is_one_mjoin_at_any_number_of_inputs(count: int, horizon_s: float | None, how: Any) -> None:
+    # A window alone tells how long tuples are kept, and nothing about rates or values: that is no reason to split.
+    statistics = None if horizon_s is None else MultiwayStatistics(horizon_s=horizon_s)
+    plan = plan_multiway(star_of(count), statistics, how=how)
+    assert plan.root.as_nested() == [f"i{n}" for n in range(count)]
+    assert plan.shuffles == 1
+    assert "One join key" in plan.reason
+
+
+@pytest.mark.parametrize("count", [4, 9, 12])
+def test_measured_statistics_may_split_one_key_and_an_outer_join_is_not_split(count: int) -> None:
+    rates = {f"i{n}": 1.0 for n in range(count - 1)} | {f"i{count - 1}": 5000.0}
+    statistics = MultiwayStatistics(rates, {"k": 50.0})
+    split = plan_multiway(star_of(count), statistics)
+    assert split.shuffles > 1
+    assert split.work_s < split.alternatives["single"][1]
+    kept = plan_multiway(star_of(count), statistics, how="left")
+    assert kept.shuffles == 1
+    assert "how='left'" in kept.reason
+
+
+@pytest.mark.parametrize("count", [8, 10, 12])
+def test_measured_statistics_of_a_selective_key_leave_it_one_mjoin(count: int) -> None:
+    statistics = MultiwayStatistics({f"i{n}": 100.0 for n in range(count)}, {"k": 1e6})
+    assert plan_multiway(star_of(count), statistics).shuffles == 1
+
+
+@pytest.mark.parametrize("make", [star_of, chain_of])
+@pytest.mark.parametrize("count", [7, 10, 12])
+def test_many_inputs_are_planned_and_described_without_trying_everything(make: Any, count: int) -> None:
+    graph = make(count)
+    names = list(graph.inputs)
+    for force in ("auto", "binary"):
+        begin = time.perf_counter()
+        plan = plan_multiway(graph, MultiwayStatistics({"i0": 50.0, "i1": 500.0}, horizon_s=5), force)
+        planned_s = time.perf_counter() - begin
+        assert sorted(plan.root.inputs) == sorted(names)
+        assert "MJoin on" in plan.text()
+        described_s = time.perf_counter() - begin - planned_s
+        print(f"{make.__name__}({count}) {force}: planned in {planned_s:.3f} s, described in {described_s:.3f} s")
+
+
+def test_rates_of_a_deep_tree_are_estimated_once_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    plain = JoinGraph.shared
+
+    def counted(self: JoinGraph, left: Any, right: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return plain(self, left, right)
+
+    monkeypatch.setattr(JoinGraph, "shared", counted)
+    tree: Any = "i0"
+    for n in range(1, 12):
+        tree = [tree, f"i{n}"]
+    assert plan_multiway(star_of(12), force=tree).work_s > 0
+    # Each of 11 nodes looks at its two children a few times; one estimate within another would take thousands.
+    assert calls < 300
 
 
 def test_explained_plan_shows_tree_reason_rates_and_the_papers_expressions() -> None:
@@ -146,7 +213,7 @@ def test_explained_plan_shows_tree_reason_rates_and_the_papers_expressions() -> 
 
 
 def test_statistics_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(PlanError, match="more than zero"):
+    with pytest.raises(PlanError, match="must be positive"):
         MultiwayStatistics({"a": 0.0})
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import SpillError, StateError
-from dovetail.operators.mjoin import MJoin, TimeWindow, mjoin_spec
+from dovetail.core.errors import SpillError, StateError
+from dovetail.joins.multiway import MJoin, TimeWindow, mjoin_spec
 from dovetail.testing.faults import python_program, run_unharmed
 from dovetail.testing.snapshots import through_storage
 
@@ -163,7 +163,7 @@ def test_damaged_spill_file_is_an_error_that_names_it(script: Any, tmp_path: Pat
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(StateError, match=r"\.arrow.*cannot be read.*Restore"):
         join.end()
-    with pytest.raises(StateError, match="did not end"):
+    with pytest.raises(StateError, match="did not complete"):
         join.join.snapshot()
 
 
@@ -209,8 +209,8 @@ def test_key_with_a_million_matches_is_given_out_in_bounded_batches(tmp_path: Pa
 FULL_DISK = """
 import resource, sys
 import pyarrow as pa
-from dovetail.errors import SpillError
-from dovetail.operators.mjoin import MJoin, mjoin_spec
+from dovetail.core.errors import SpillError
+from dovetail.joins.multiway import MJoin, mjoin_spec
 
 schemas = {name: pa.schema({"k": pa.int64(), name: pa.string()}) for name in "ab"}
 

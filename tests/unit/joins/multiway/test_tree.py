@@ -1,14 +1,15 @@
 """Trees of joins, and the two-input operators."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError, StateError
-from dovetail.model.multiway import plan_multiway
-from dovetail.operators.mjoin import MJoin, MJoinTree, SymmetricHashJoin, TimeWindow, XJoin, mjoin_spec
+from dovetail.core.errors import PlanError, StateError
+from dovetail.joins.multiway import MJoin, MJoinTree, SymmetricHashJoin, TimeWindow, XJoin, mjoin_spec
+from dovetail.joins.multiway.planner import plan_multiway
 from dovetail.testing.rows import rows_of
 from dovetail.testing.snapshots import through_storage
 
@@ -82,6 +83,68 @@ def test_upper_node_keeps_what_delayed_results_of_a_lower_one_will_meet(tmp_path
     # The pair of a and b is still to come from disk; c must wait for it although its window has gone by.
     assert rows_of(tree.advance(200)) == [{"k": 1, "ta": 100, "a": "a", "tb": 100, "b": "b", "tc": 100, "c": "c"}]
     assert sum(tree.state_rows().values()) == 0
+
+
+@pytest.mark.parametrize("plan", ["single", "binary", [["a", "b"], "c"]], ids=str)
+@pytest.mark.parametrize("late", ["drop", "side"])
+def test_lateness_and_late_tuples_are_those_of_one_mjoin_with_any_plan(plan: Any, late: Any, tmp_path: Path) -> None:
+    columns = {n: pa.schema({"k": pa.int64(), f"t{n}": pa.int32(), n: pa.string()}) for n in "abc"}
+    window = TimeWindow(10, {n: f"t{n}" for n in "abc"}, 5, late)
+    spec = mjoin_spec(columns, on="k", window=window, budget="3MB", spill_directory=tmp_path, flushing="random")
+    tree = MJoinTree(spec, plan_multiway(spec.graph, force=plan))
+    for join in tree.joins:
+        assert isinstance(join.spec.window, TimeWindow)
+        assert (join.spec.window.lateness, join.spec.window.late) == (5, late)
+        assert join.spec.budget.total_bytes == 3_000_000 // len(tree.joins)
+
+    def offer(name: str, time: int, label: str, key: int = 1) -> list[Any]:
+        rows = {"k": pa.array([key], pa.int64()), f"t{name}": pa.array([time], pa.int32()), name: [label]}
+        return rows_of(tree.offer(name, pa.record_batch(rows)))
+
+    offer("a", 90, "a1")
+    next(join for join in tree.joins if "a" in join.spec.names).flush("a")
+    offer("b", 92, "b1")
+    assert tree.watermark_reached() is None
+    offer("a", 100, "a2", key=2)
+    offer("b", 104, "b2", key=3)
+    offer("c", 120, "c0", key=4)
+    # The least of the latest times is that of a.
+    assert tree.watermark_reached() == 95
+    assert rows_of(tree.advance(95)) == []
+    # A node that owes results, which are on disk, is behind; what is late is so by the tree's own watermark.
+    assert offer("c", 94, "late c") == offer("a", 94, "late a") == []
+    found = [(name, rows.to_pylist()) for name, rows in tree.take_late()]
+    expected = [("a", [{"k": 1, "ta": 94, "a": "late a"}]), ("c", [{"k": 1, "tc": 94, "c": "late c"}])]
+    assert sorted(found) == (expected if late == "side" else [])
+    assert tree.take_late() == []
+    assert tree.metrics.late_tuples == 2
+    assert tree.metrics.tuples_in == {"a": 3, "b": 2, "c": 2}
+    out = offer("c", 95, "c1") + rows_of(tree.drain())
+    assert [(row["a"], row["b"], row["c"]) for row in out] == [("a1", "b1", "c1")]
+    tree.finish("a")
+    assert tree.watermark_reached() == 99
+
+
+def test_times_of_different_widths_join_in_a_tree() -> None:
+    kinds = {"a": pa.int16(), "b": pa.int64(), "c": pa.int32()}
+    columns = {n: pa.schema({"k": pa.int64(), f"t{n}": kind}) for n, kind in kinds.items()}
+    spec = mjoin_spec(columns, on="k", window=TimeWindow(10, {n: f"t{n}" for n in "abc"}), budget="1MB")
+    tree = MJoinTree(spec, plan_multiway(spec.graph, force=[["a", "b"], "c"]))
+    times = {"a": 100, "b": 104, "c": 110}
+    out = []
+    for name, time in times.items():
+        rows = pa.RecordBatch.from_pylist([{"k": 1, f"t{name}": t} for t in (time, time - 90)], schema=columns[name])
+        out += rows_of(tree.offer(name, rows))
+    early, late = sorted(out, key=lambda row: row["ta"])
+    assert (early, late) == ({"k": 1, "ta": 10, "tb": 14, "tc": 20}, {"k": 1, "ta": 100, "tb": 104, "tc": 110})
+
+
+def test_older_snapshot_of_a_tree_is_refused() -> None:
+    tree = tree_of([["a", "b"], "c"])
+    saved = tree.snapshot()
+    older = {name: value for name, value in saved.fingerprint.items() if name != "format"}
+    with pytest.raises(StateError, match=r"earlier release.*Drain the tree"):
+        tree.restore(replace(saved, fingerprint=older))
 
 
 def test_outer_join_over_several_nodes_is_refused() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation
-from dovetail.operators.mjoin import mjoin_spec
+from dovetail.joins.multiway import mjoin_spec
+from dovetail.joins.promises import Metadata, MetadataJoin, Punctuation
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.rows import rows_of
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.operators.metadata.intervals import LEAST, MOST, IntervalSet
+from dovetail.joins.promises.intervals import LEAST, MOST, IntervalSet
 
 EDGES = [LEAST, LEAST + 1, LEAST + 2, *range(-3, 12), MOST - 2, MOST - 1, MOST]
 SETS = st.sets(st.sampled_from(EDGES))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dovetail.operators.metadata import Metadata, Punctuation
+from dovetail.joins.promises import Metadata, Punctuation
 
 ONE_TO_MANY = Metadata(keys=["a"], goal="memory")
 BY_NAME = Metadata(keys=["a"])

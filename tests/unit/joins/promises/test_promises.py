@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError, PlanError, PromiseError, SchemaError
-from dovetail.operators.metadata import REASON_COLUMN, Metadata, MetadataJoin, Order, Punctuation
-from dovetail.operators.mjoin import TimeWindow, mjoin_spec
+from dovetail.core.errors import BudgetError, PlanError, PromiseError, SchemaError
+from dovetail.joins.multiway import TimeWindow, mjoin_spec
+from dovetail.joins.promises import REASON_COLUMN, Metadata, MetadataJoin, Order, Punctuation
 from dovetail.testing.snapshots import through_storage
 
 UNIQUE = {"keys": ["a"]}
@@ -194,11 +194,11 @@ def test_a_million_values_that_cannot_be_merged_stay_within_their_room(keys: str
         ({"keys": "a"}, PlanError, "names of inputs, in a list"),
         ({"ordered": {"z": "ascending"}}, PlanError, "ordered= names 'z'"),
         ({"ordered": {"a": "upwards"}}, PlanError, "ascending or descending, not 'upwards'"),
-        ({"ordered": {"a": Order("ascending", 3)}}, SchemaError, "no distance that a slack could be"),
+        ({"ordered": {"a": Order("ascending", 3)}}, SchemaError, "no distances, so they cannot have a slack"),
         ({"goal": "speed"}, PlanError, "goal='speed' is none of rate, memory"),
         ({"purging": "never"}, PlanError, "purging='never' is none of immediate, batched"),
         ({"on_broken_promise": "ignore"}, PlanError, "none of error, quarantine, count"),
-        ({"purge_count": 0}, PlanError, "from 1 upwards"),
+        ({"purge_count": 0}, PlanError, "at least 1"),
         ({"purge_memory": 2.0}, PlanError, "at most 1"),
         ({"memory_share": 0.9}, PlanError, "at most a quarter"),
     ],
@@ -214,7 +214,7 @@ def test_metadata_needs_one_join_attribute_and_orders_one_column() -> None:
     with pytest.raises(PlanError, match="one join attribute that all inputs share"):
         MetadataJoin(mjoin_spec(chain, on=[("a.k", "b.k"), ("b.j", "c.j")]), Metadata())
     two = mjoin_spec({"a": schema, "b": schema}, on=["k", "j"])
-    with pytest.raises(PlanError, match="an order is of one join column, and there are 2"):
+    with pytest.raises(PlanError, match="an order needs one join column, and there are 2"):
         MetadataJoin(two, Metadata(ordered={"a": "ascending"}))
     with pytest.raises(PlanError, match="slack"):
         Order("ascending", slack=-1)

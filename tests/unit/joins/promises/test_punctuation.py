@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import PlanError, SchemaError
-from dovetail.operators.metadata import Punctuation, Range
-from dovetail.operators.metadata.closing import together
-from dovetail.operators.metadata.punctuation import BoundPunctuation
+from dovetail.core.errors import PlanError, SchemaError
+from dovetail.joins.promises import Punctuation, Range
+from dovetail.joins.promises.closing import together
+from dovetail.joins.promises.punctuation import BoundPunctuation
 
 SCHEMA = pa.schema(
     {
@@ -117,11 +117,11 @@ def test_punctuation_that_does_not_fit_its_input_is_refused(columns: Any, error:
 
 
 def test_ranges_that_cannot_be_are_refused() -> None:
-    with pytest.raises(PlanError, match="from 5 to 1 has its ends the wrong way round"):
+    with pytest.raises(PlanError, match="from 5 to 1 has its bounds in the wrong order"):
         Punctuation.between("k", 5, 1)
-    with pytest.raises(PlanError, match="holds no value"):
+    with pytest.raises(PlanError, match="is empty"):
         Range(5, 5, "left")
-    with pytest.raises(PlanError, match="are of one type"):
+    with pytest.raises(PlanError, match="must have one type"):
         Range(5, "x")
     with pytest.raises(PlanError, match="NaN"):
         Range(float("nan"), None)

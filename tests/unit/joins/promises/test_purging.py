@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation
-from dovetail.operators.mjoin import TimeWindow, mjoin_spec
+from dovetail.joins.multiway import TimeWindow, mjoin_spec
+from dovetail.joins.promises import Metadata, MetadataJoin, Punctuation
 from dovetail.testing.snapshots import through_storage
 
 AT_ONCE = Metadata(goal="memory")

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dovetail.errors import BudgetError, PlanError
-from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Schedule, ScheduledJoin
-from dovetail.operators.mjoin import TupleWindow, mjoin_spec
+from dovetail.core.errors import BudgetError, PlanError
+from dovetail.joins.multiway import TupleWindow, mjoin_spec
+from dovetail.joins.promises import Metadata, MetadataJoin, Punctuation, Schedule, ScheduledJoin
 from dovetail.testing.held import held_array_bytes
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows, rows_of
