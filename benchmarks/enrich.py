@@ -6,6 +6,7 @@ rows        of R, 120 bytes each: 3.5 M and 20 M (``--rows``)
 batch       tuples per micro-batch, 16 bytes each: 100 k and 1 M (``--batch``)
 exponent    of Zipf's law: 0, 0.5, 1 (``--exponent``)
 budget      1, 5, 10 % of R (``--budget``); only dovetail has one
+width       columns of the stream: 2; 25 beside, at one relation and exponent
 order       hot keys lie anywhere (shuffled); ranked beside, at one point of the grid
 io          pages mapped (map); past the page cache (direct) beside, at one point of the grid
 
@@ -16,7 +17,8 @@ merge       Spark's stream-static join, sort-merge
 broadcast   the same, R broadcast; only up to ``--broadcast-rows``
 duckdb      DuckDB alone, no Spark, joining the same batch with R's Parquet on two threads
 lookup      dovetail's operator alone, no Spark, on one core
-ceiling     mapInArrow that only puts out rows of the output's width: what any join in Python is below
+ceiling     mapInArrow that only puts out rows of the output's width: what any join of whole rows in Python is below
+keys        an Arrow UDF of the key alone that only puts out the relation's columns: what a join by keys is below
 
 Bars
 ----
@@ -24,6 +26,8 @@ speed       at 20 M rows at least 20 times Spark's best at 100 k per batch, at l
 duckdb      at 20 M rows and 100 k per batch faster than DuckDB alone, Spark's overhead included; the operator alone at
             least 5 times
 ceiling     at 3.5 M rows, exponent 1, 5 %, 1 M per batch at least 70 % of the ceiling
+keys        at the same point at least 0.85 of the keys-only ceiling, and 1.1 times the ceiling with 2 columns, 1.7
+            times with 25; at 100 k per batch 1.1 and 1.4 times
 growth      from 3.5 M to 20 M rows at 100 k per batch the time per batch grows by at most 1.3 times
 
 Seconds per micro-batch are medians of Spark's own triggerExecution after four micro-batches to warm up. ``--data``
@@ -47,6 +51,7 @@ from pyspark.sql import SparkSession
 from dovetail.testing.sessions import local_session
 
 ROW_BYTES = 120
+WIDE = 25
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Point:
     batch: int
     exponent: float
     order: str = "shuffled"
+    width: int = 2
 
 
 def main() -> None:
@@ -68,6 +74,7 @@ def main() -> None:
     parser.add_argument("--broadcast-rows", type=int, default=3_500_000)
     parser.add_argument("--only", nargs="+", default=None, help="these contenders only")
     parser.add_argument("--no-beside", action="store_true", help="leave out ranked keys and direct reads")
+    parser.add_argument("--no-wide", action="store_true", help="leave out the stream of 25 columns")
     parser.add_argument("--quick", action="store_true", help="a small relation, a few micro-batches: does it run?")
     parser.add_argument("--data", default=None, metavar="DIR", help="keep the tables there")
     parser.add_argument("--out", default="artifacts", metavar="DIR", help="where the JSON and the plot go")
@@ -101,6 +108,10 @@ def measure(spark: SparkSession, directory: Path, arguments: argparse.Namespace)
     grid = [Point(*axes) for axes in itertools.product(arguments.rows, arguments.batch, arguments.exponent)]
     for point in grid:
         figures += at_point(spark, directory, point, arguments, arguments.budget, "map")
+    for batch in () if arguments.no_wide else arguments.batch:
+        wide = Point(min(arguments.rows), batch, max(arguments.exponent), width=WIDE)
+        budgets = [5.0] if 5.0 in arguments.budget else arguments.budget[-1:]
+        figures += at_point(spark, directory, wide, arguments, budgets, "map", ["ceiling", "keys", "dovetail"])
     if not arguments.no_beside:
         largest = Point(max(arguments.rows), min(arguments.batch), max(arguments.exponent), "ranked")
         figures += at_point(spark, directory, largest, arguments, arguments.budget[-1:], "map", ["dovetail"])
@@ -121,15 +132,16 @@ def at_point(
     parquet = data.make_parquet(directory, point.rows)
     relation = data.make_relation(spark, directory, point.rows)
     axes = (point.rows, point.batch, point.exponent, point.order)
-    stream = data.stream_of(spark, *axes)
+    stream = data.stream_of(spark, *axes, width=point.width)
     table = spark.read.parquet(str(parquet))
     tuples = data.batch_of(spark, *axes)
-    if (point.batch, io) == (min(arguments.batch), "map"):  # once for each distribution of keys
+    if (point.batch, io) == (min(arguments.batch), "map") and point.width == 2:  # once for each distribution of keys
         contenders.check_same_rows(spark, relation, parquet, tuples)
     batches, most = arguments.batches, arguments.most_seconds
     chosen = only or arguments.only
     runs: list[tuple[str, float | None, contenders.Contender]] = [
         ("ceiling", None, lambda: contenders.batch_seconds(contenders.ceiling(stream), batches, most)),
+        ("keys", None, lambda: contenders.batch_seconds(contenders.keys_ceiling(stream), batches, most)),
     ]
     for budget in budgets:
         enriched = contenders.enriched(stream, relation, int(point.rows * ROW_BYTES * budget / 100), io)
@@ -153,7 +165,16 @@ def at_point(
             print(f"{name} failed at {point}: {str(error).splitlines()[0][:200]}", flush=True)
             continue
         figure = report.Figure(
-            name, point.rows, point.batch, point.exponent, point.order, io, percent, contenders.median(seconds), seconds
+            name,
+            point.rows,
+            point.batch,
+            point.exponent,
+            point.order,
+            io,
+            percent,
+            contenders.median(seconds),
+            seconds,
+            point.width,
         )
         print(report.line(figure), flush=True)
         figures.append(figure)

@@ -43,7 +43,7 @@ from dovetail.kernels._vector import LINE
 from dovetail.kernels.hashing import home_slot
 from dovetail.kernels.multimap import MultiMap
 from dovetail.kernels.sorted_codes import lookup_sorted, make_fences, merge_sorted_runs
-from dovetail.workloads import Zipf
+from dovetail_lab.workloads import Zipf
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -34,10 +34,10 @@ from typing import Any
 import pyarrow as pa
 from metadata_bench.plots import draw
 
-from dovetail.lab.metadata_runs import SCHEMAS, Arrival, Curve, Scale, against_xjoin, fastest, purging, scheduling
-from dovetail.operators.metadata import Metadata, MetadataJoin, Punctuation, Schedule
-from dovetail.operators.mjoin import MJoin, SymmetricHashJoin, mjoin_spec
-from dovetail.workloads.news import NewsWorkload
+from dovetail.joins.multiway import MJoin, SymmetricHashJoin, mjoin_spec
+from dovetail.joins.promises import Metadata, MetadataJoin, Punctuation, Schedule
+from dovetail_lab.metadata_runs import SCHEMAS, Arrival, Curve, Scale, against_xjoin, fastest, purging, scheduling
+from dovetail_lab.workloads.news import NewsWorkload
 
 ARRIVALS: tuple[Arrival, ...] = ("ordered", "random")
 

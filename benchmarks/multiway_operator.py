@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dovetail.lab import find
-from dovetail.lab.experiment import Context, Measured
-from dovetail.lab.multiway.probing import ADAPTIVE, WRONG
-from dovetail.operators.mjoin import MJoin, TimeWindow, mjoin_spec
+from dovetail.joins.multiway import MJoin, TimeWindow, mjoin_spec
+from dovetail_lab import find
+from dovetail_lab.experiment import Context, Measured
+from dovetail_lab.multiway.probing import ADAPTIVE, WRONG
 
 SEED = 2003
 

@@ -43,7 +43,7 @@ from pathlib import Path
 from operator_bench import adaptive, cached, cpu, disk, prediction
 from operator_bench.harness import FULL, QUICK, Data, Report
 
-from dovetail.errors import DovetailError
+from dovetail.core.errors import DovetailError
 
 SECTIONS: dict[str, Callable[[Data, Report], None]] = {
     "cpu": cpu.against_duckdb_and_take,

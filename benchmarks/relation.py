@@ -36,8 +36,8 @@ import numpy as np
 from dovetail import Relation
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.io import Arena, IoMode, PreadFile
+from dovetail.runtime.generator.zipf import Zipf
 from dovetail.testing.sessions import local_session
-from dovetail.workloads.zipf import Zipf
 
 SHARDS = 8
 READ_BYTES = 4 * 2**20

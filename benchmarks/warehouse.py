@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import dovetail as dt
-from dovetail.spark.flow import Flow
+from dovetail.spark.steps.stream import Flow
 from dovetail.testing.flows import Feed, commits_of
 from dovetail.testing.sessions import local_session
 

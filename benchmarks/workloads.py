@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import get_args
 
-from dovetail.workloads import (
+from dovetail.runtime.generator.zipf import KeyOrder
+from dovetail_lab.workloads import (
     BurstyStream,
     NewsWorkload,
     Zipf,
@@ -26,7 +27,6 @@ from dovetail.workloads import (
     relation_batches,
     wisconsin_relation,
 )
-from dovetail.workloads.zipf import KeyOrder
 
 BAR = 5e6
 

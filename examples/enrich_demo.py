@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 import dovetail as dt
-from dovetail.memory import format_bytes
+from dovetail.core.memory import format_bytes
 from dovetail.testing.flows import Feed
 from dovetail.testing.sessions import local_session
-from dovetail.workloads import Zipf
+from dovetail_lab.workloads import Zipf
 
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 SPARK_SETTINGS = {

@@ -28,13 +28,13 @@ from rich.console import Console
 
 import dovetail as dt
 from dovetail.cli.live import showing_progress
-from dovetail.memory import format_bytes
+from dovetail.core.memory import format_bytes
 from dovetail.pipeline.checks import check_pipeline
 from dovetail.pipeline.loading import parse_pipeline
 from dovetail.pipeline.runner import plan_pipeline
 from dovetail.testing.flows import Feed
 from dovetail.testing.sessions import local_session
-from dovetail.workloads import Zipf
+from dovetail_lab.workloads import Zipf
 
 PIPELINE = Path(__file__).with_name("retail") / "pipeline.yaml"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from dovetail.memory import format_bytes
+from dovetail.core.memory import format_bytes
 
 __all__ = ["Sample", "write_report"]
 

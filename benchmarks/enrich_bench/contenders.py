@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.functions import arrow_udf
 
 import dovetail as dt
 from dovetail.relation import Relation
 
-OUTPUT_SCHEMA = "k long, v long, sk long, pay string"
 _PAYLOAD_BYTES = 100
 _WARM_BATCHES = 4
 
@@ -58,6 +59,7 @@ def broadcast(stream: DataFrame, table: DataFrame) -> DataFrame:
 
 
 def ceiling(stream: DataFrame) -> DataFrame:
+    """Whole rows through Python, and columns of the relation's width made of nothing."""
     payload_bytes = _PAYLOAD_BYTES
 
     def put_out_only(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,11 +68,30 @@ def ceiling(stream: DataFrame) -> DataFrame:
         for batch in batches:
             if payload is None or len(payload) < batch.num_rows:
                 payload = pa.array(["x" * payload_bytes] * batch.num_rows)
-            columns = [batch.column(0), batch.column(1), batch.column(0), payload.slice(0, batch.num_rows)]
-            yield pa.RecordBatch.from_arrays(columns, names=["k", "v", "sk", "pay"])
+            columns = [*batch.columns, batch.column(0), payload.slice(0, batch.num_rows)]
+            yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, "sk", "pay"])
 
     # Inside, so that it travels to the workers as it is: they cannot import the benchmark.
-    return stream.mapInArrow(put_out_only, OUTPUT_SCHEMA)
+    output = [*stream.schema, T.StructField("sk", T.LongType()), T.StructField("pay", T.StringType())]
+    return stream.mapInArrow(put_out_only, T.StructType(output))
+
+
+def keys_ceiling(stream: DataFrame) -> DataFrame:
+    """The key through Python; columns of the relation's width, made of nothing, come back as `enrich` returns them."""
+    payload_bytes = _PAYLOAD_BYTES
+
+    def put_out_only(keys: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        """Lists of one row each, made of nothing."""
+        payload: Any = None
+        for column in keys:
+            if payload is None or len(payload) < len(column):
+                payload = pa.array(["x" * payload_bytes] * len(column))
+                offsets = pa.array(range(len(column) + 1), pa.int32())
+            rows = pa.StructArray.from_arrays([column, payload.slice(0, len(column))], names=["sk", "pay"])
+            yield pa.ListArray.from_arrays(offsets.slice(0, len(column) + 1), rows)
+
+    returned = "array<struct<sk:bigint,pay:string>>"
+    return stream.select("*", F.inline(arrow_udf(put_out_only, returned)("k")))
 
 
 def duckdb_seconds(parquet: Path, tuples: pa.Table, repetitions: int) -> list[float]:
@@ -93,19 +114,24 @@ def duckdb_seconds(parquet: Path, tuples: pa.Table, repetitions: int) -> list[fl
 
 def lookup_seconds(relation: Relation, tuples: pa.Table, repetitions: int) -> list[float]:
     """Seconds of the operator by itself, on one core, for the same batch."""
-    from dovetail.operators.spec import JoinSpec
-    from dovetail.spark.enrich_task import merged
-    from dovetail.spark.lookup_join import MAX_ROWS, LookupJoin
+
+    from dovetail.joins import LookupJoin
+    from dovetail.joins.memory_plan import MAX_BATCH_ROWS
+    from dovetail.joins.spec import JoinSpec
+    from dovetail.runtime.merged_batches import merged_batches
 
     reader = relation.reader(["sk", "pay"])
     stream = pa.RecordBatchReader.from_batches(tuples.schema, tuples.to_batches())
-    batches = [batch.add_column(0, "__code", batch.column("k")) for batch in merged(iter(stream), MAX_ROWS)]
+    batches = [
+        batch.add_column(0, "__code", batch.column("k"))
+        for batch in merged_batches(iter(stream), MAX_BATCH_ROWS, 1 << 30)
+    ]
     spec = JoinSpec(reader, batches[0].schema, (("k", "k"),))
-    join = LookupJoin(spec, reader, relation.stats.max_multiplicity)
+    join = LookupJoin(spec)
     taken = []
     for _ in range(repetitions + 1):
         began = time.monotonic()
-        rows = sum(result.num_rows for batch in batches for result in join.join(batch))
+        rows = sum(result.num_rows for batch in batches for result in join.offer(batch))
         taken.append(time.monotonic() - began)
         assert rows == tuples.num_rows
     return taken[1:]

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dovetail import Relation
-from dovetail.workloads.tables import relation_batches
+from dovetail_lab.workloads.tables import relation_batches
 
 SHARDS = 8
 _PARQUET_FILES = 8
@@ -73,10 +73,14 @@ def key_column(value: Column, rows: int, exponent: float, order: str) -> Column:
     return F.pmod(number * F.lit(_FACTOR), F.lit(rows)) if order == "shuffled" else number
 
 
-def stream_of(spark: SparkSession, rows: int, batch: int, exponent: float, order: str) -> DataFrame:
-    """A stream of 16-byte tuples, so many per micro-batch."""
+def stream_of(spark: SparkSession, rows: int, batch: int, exponent: float, order: str, width: int = 2) -> DataFrame:
+    """A stream of 16-byte tuples, so many per micro-batch; with `width` more columns, a fifth of all are texts."""
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", batch).load()
-    return numbers.select(key_column(F.col("value"), rows, exponent, order).alias("k"), F.col("value").alias("v"))
+    key = key_column(F.col("value"), rows, exponent, order).alias("k")
+    value, texts = F.col("value"), width // 5
+    longs = [(value + number).alias(f"c{number}") for number in range(width - 2 - texts)]
+    words = [F.concat(F.lit("order-"), value.cast("string")).alias(f"s{number}") for number in range(texts)]
+    return numbers.select(key, value.alias("v"), *longs, *words)
 
 
 def batch_of(spark: SparkSession, rows: int, batch: int, exponent: float, order: str) -> pa.Table:

@@ -6,6 +6,7 @@ from typing import Any
 
 _SPEED = {100_000: 20.0, 1_000_000: 10.0}
 _LARGE, _SMALL = 20_000_000, 3_500_000
+_TIMES_ROWS = {(1_000_000, 2): 1.1, (1_000_000, 25): 1.7, (100_000, 2): 1.1, (100_000, 25): 1.4}
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Figure:
     budget_percent: float | None
     seconds: float
     all_seconds: list[float]
+    width: int = 2  # columns of the stream
 
     @property
     def tuples_per_second(self) -> float:
@@ -30,12 +32,13 @@ class Figure:
     def label(self) -> str:
         budget = "" if self.budget_percent is None else f" {self.budget_percent:g} %"
         beside = "".join(f" {word}" for word in (self.order, self.io) if word not in ("shuffled", "map"))
-        return f"{self.contender}{budget}{beside}"
+        wide = "" if self.width == 2 else f" {self.width} columns"
+        return f"{self.contender}{budget}{beside}{wide}"
 
 
 def line(figure: Figure) -> str:
     return (
-        f"R {figure.rows:>11,}  batch {figure.batch:>9,}  exponent {figure.exponent:<4g} {figure.label:<22} "
+        f"R {figure.rows:>11,}  batch {figure.batch:>9,}  exponent {figure.exponent:<4g} {figure.label:<26} "
         f"{figure.seconds * 1e3:>9,.0f} ms  {figure.tuples_per_second:>11,.0f} tuples/s"
     )
 
@@ -83,6 +86,21 @@ def bars(figures: list[Figure]) -> list[dict[str, Any]]:
             if ours.budget_percent == 5.0
         ],
     )
+    for (batch, width), least in _TIMES_ROWS.items():
+        bars_of = [("times the ceiling", "ceiling", least)]
+        if batch == 1_000_000:
+            bars_of.append(("of the keys-only ceiling", "keys", 0.85))
+        for what, name, at_least in bars_of:
+            judge(
+                f"{what}, {width} columns, {_SMALL:,} rows, exponent 1, 5 %, {batch:,} per batch",
+                at_least,
+                [
+                    top.seconds / ours.seconds
+                    for ours in _of(figures, ("dovetail",), _SMALL, batch, 1.0, width)
+                    for top in _of(figures, (name,), _SMALL, batch, 1.0, width)
+                    if ours.budget_percent == 5.0
+                ],
+            )
     judge(
         f"time per batch of {_SMALL:,} rows over that of {_LARGE:,}, 100,000 per batch",
         1 / 1.3,
@@ -97,13 +115,19 @@ def bars(figures: list[Figure]) -> list[dict[str, Any]]:
 
 
 def _of(
-    figures: list[Figure], names: tuple[str, ...], rows: int, batch: int, exponent: float | None = None
+    figures: list[Figure],
+    names: tuple[str, ...],
+    rows: int,
+    batch: int,
+    exponent: float | None = None,
+    width: int = 2,
 ) -> list[Figure]:
     return [
         figure
         for figure in figures
         if figure.contender in names
         and (figure.rows, figure.batch, figure.order, figure.io) == (rows, batch, "shuffled", "map")
+        and figure.width == width
         and exponent in (None, figure.exponent)
     ]
 

@@ -1,7 +1,7 @@
 """Section ``auto``: the strategy that chooses by itself against each of the others."""
 
-from dovetail.lab.measure import baseline_rate, rates_of
-from dovetail.lab.subjects import DiskName, DiskUnderTest
+from dovetail_lab.measure import baseline_rate, rates_of
+from dovetail_lab.subjects import DiskName, DiskUnderTest
 from operator_bench.harness import Data, Report
 
 _EXPONENTS = (0.0, 0.5, 1.0)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dovetail.errors import PlanError
-from dovetail.lab.measure import Measurement, Rate, consume, make_operator, measure_by_turns, rates_of
-from dovetail.lab.subjects import OFFERED_TUPLES, DiskUnderTest
-from dovetail.memory import Budget
-from dovetail.model import optimal_cache_share, tune
-from dovetail.operators import OPERATORS, join_spec
+from dovetail.core.errors import PlanError
+from dovetail.core.memory import Budget
+from dovetail.costs import optimal_cache_share, tune
+from dovetail.joins import OPERATORS, join_spec
+from dovetail_lab.measure import Measurement, Rate, consume, make_operator, measure_by_turns, rates_of
+from dovetail_lab.subjects import OFFERED_TUPLES, DiskUnderTest
 from operator_bench.harness import Data, Report, Sizes
 
 _BUDGETS = (1.0, 5.0, 10.0)

@@ -8,9 +8,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from dovetail.lab.subjects import DiskUnderTest
-from dovetail.operators import MeshJoin, join_spec
-from dovetail.operators.window import StreamWindow
+from dovetail.joins import MeshJoin, join_spec
+from dovetail.joins.window.stream_window import StreamWindow
+from dovetail_lab.subjects import DiskUnderTest
 from operator_bench.harness import Data, Report
 
 _REPETITIONS = 5

@@ -1,7 +1,7 @@
 """Sections ``inl`` and ``hybrid``: strategies without a cache, disk-bound, on the papers' disk and on this one."""
 
-from dovetail.lab.measure import Rate, baseline_rate, rates_of
-from dovetail.lab.subjects import DiskName, DiskUnderTest, KeyOrder, Stream
+from dovetail_lab.measure import Rate, baseline_rate, rates_of
+from dovetail_lab.subjects import DiskName, DiskUnderTest, KeyOrder, Stream
 from operator_bench.harness import Data, Report
 
 DISKS: tuple[DiskName, ...] = ("simulated", "direct")

@@ -1,10 +1,10 @@
-"""Sizes and lines of the benchmark; what is measured, and how, is the lab's (`dovetail.lab.measure`)."""
+"""Sizes and lines of the benchmark; what is measured, and how, is the lab's (`dovetail_lab.measure`)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail.lab.subjects import Subject, measured_factors, synthetic
+from dovetail_lab.subjects import Subject, measured_factors, synthetic
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Section ``model``: predicted against measured cost of an iteration, over the papers' validation grids."""
 
-from dovetail.lab.measure import Measurement, baseline_rate, make_operator, measure_by_turns
-from dovetail.lab.subjects import ROW_BYTES, DiskUnderTest
-from dovetail.model import BalancedModel, HybridModel, IndexNestedLoopModel, LoopCost, MeshModel
+from dovetail.costs import BalancedModel, HybridModel, IndexNestedLoopModel, LoopCost, MeshModel
+from dovetail_lab.measure import Measurement, baseline_rate, make_operator, measure_by_turns
+from dovetail_lab.subjects import ROW_BYTES, DiskUnderTest
 from operator_bench.harness import Data, Report
 
 # MESHJOIN, figure 6 a: 5 % of R, b varies; here as a share of that memory.

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import dovetail as dt
 from dovetail.testing.sessions import local_session
-from dovetail.workloads.news import NewsWorkload
+from dovetail_lab.workloads.news import NewsWorkload
 
 LOG_SETTINGS = Path(__file__).parents[1] / "log4j2.properties"
 SPARK_SETTINGS = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"}
