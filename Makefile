@@ -53,9 +53,33 @@ test-variants: setup  ## the kernels' and operators' tests with the JIT off, and
 test-faults: setup  ## the fault tests at full size: every kill repeated 50 times
 	@DOVETAIL_FAULT_ROUNDS=50 $(RUN) python -m pytest tests/faults $(ARGS)
 
+.PHONY: chaos
+chaos: setup  ## a thousand SIGKILLs of five flows' drivers and workers; stop it, start it again: it goes on, with a report
+	@$(RUN) python tests/chaos/run_chaos.py $(ARGS)
+
+.PHONY: soak
+soak: setup  ## three flows for an hour, idle and busy by turns: memory, open files and files on disk must stay flat
+	@$(RUN) python tests/chaos/run_soak.py $(ARGS)
+
+.PHONY: test-drills
+test-drills: setup  ## what operators do to checkpoints and drivers, every crash with an older copy, five rounds
+	@DOVETAIL_DRILL_ROUNDS=5 $(RUN) python -m pytest tests/drills $(ARGS)
+
+.PHONY: test-machine
+test-machine: setup  ## the commit protocol on a simulated disk: 10,000 actions per seed, guards taken out, explorations
+	@$(RUN) python tests/machine/run_machine.py $(ARGS)
+
 .PHONY: test-services
 test-services: setup  ## flows with a real PostgreSQL and a real Kafka broker, installed if need be
 	@$(RUN) python -m pytest tests/services $(ARGS)
+
+.PHONY: test-browser
+test-browser: setup  ## the live page in a real Chromium, which it installs; screenshots into artifacts/browser
+	@$(RUN) python -m pytest tests/browser $(ARGS)
+
+.PHONY: test-memory
+test-memory: setup  ## what processes take beside their budget, for every strategy and on Spark
+	@$(RUN) python -m pytest -s tests/memory $(ARGS)
 
 .PHONY: jars
 jars:  ## fetch the connectors' jars (Kafka, PostgreSQL as master data) into jars/
@@ -70,6 +94,11 @@ lint: setup  ## ruff (rules and format) and mypy --strict, changing nothing
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
+
+.PHONY: docs
+docs: setup  ## the documentation as a site in build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet
+	@echo "build/site/index.html"
 
 .PHONY: format
 format: setup  ## format the code and mend what ruff can mend
@@ -101,8 +130,16 @@ bench-metadata: setup  ## joins with punctuations against XJoin, purging and sch
 	@$(RUN) python benchmarks/metadata.py $(ARGS)
 
 .PHONY: bench-enrich
-bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceiling of mapInArrow; table, JSON and plot
+bench-enrich: setup  ## enrich against Spark's joins, DuckDB and the ceilings of Python; table, JSON and plot
 	@$(RUN) python benchmarks/enrich.py $(ARGS)
+
+.PHONY: bench-cold
+bench-cold: setup  ## lookups in a table several times larger than memory, in a memory cgroup, against DuckDB, LMDB and RocksDB
+	@$(RUN) python benchmarks/cold.py $(ARGS)
+
+.PHONY: bench-flow
+bench-flow: setup  ## flow.enrich that lets nothing wait against enrich, both into Parquet, in turns; table and JSON
+	@$(RUN) python benchmarks/flow_enrich.py $(ARGS)
 
 .PHONY: bench-warehouse
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
