@@ -191,6 +191,10 @@ class Kafka:
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
+            # A machine that stalls for some seconds must not fence its only broker: producers then wait in vain.
+            "broker.session.timeout.ms": 60_000,
+            "controller.quorum.fetch.timeout.ms": 30_000,
+            "controller.quorum.request.timeout.ms": 30_000,
             "num.partitions": _PARTITIONS,
             **self.security,
         }
@@ -214,7 +218,7 @@ class Kafka:
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
-            assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
+            assert self.process.poll() is None, self.said()
             assert time.monotonic() < give_up_at, "the broker does not answer"
             time.sleep(0.1)
 
@@ -242,6 +246,10 @@ class Kafka:
         admin.deleteRecords(wanted).all().get()
         admin.close()
 
+    def said(self) -> str:
+        """The end of its log."""
+        return (self.directory / "log").read_text(errors="replace")[-10_000:]
+
     def stop(self) -> None:
         """Kill it."""
         if self.process is not None:
@@ -264,7 +272,9 @@ def running_broker(**options: Any) -> Iterator[Kafka]:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[Kafka]:
-    """A running broker, gone at the end."""
+def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """A running broker, gone at the end. If a test has failed, what it logged last is printed: it may be the cause."""
     with running_broker() as broker:
         yield broker
+        if request.session.testsfailed:
+            print(f"The broker's log ends with:\n{broker.said()}")
