@@ -199,6 +199,9 @@ class FlowQuery:
                 # Spark counts in whole milliseconds, and refuses 0.
                 self._spark.awaitTermination(min(max(left, 0.001), 1.0))
             except Exception:
+                # Spark raises what ended the query as soon as that is known, and maybe before the query has ended.
+                with suppress(Exception):
+                    self._spark.awaitTermination()
                 if self.exception() is None:
                     raise
         failure = self.exception()
