@@ -40,6 +40,7 @@ from dovetail.joins.multiway.expiry import Expiry
 from dovetail.joins.multiway.metrics import MJoinMetrics
 from dovetail.joins.multiway.output import MultiOutput
 from dovetail.joins.multiway.probing import Prober, SequenceChooser
+from dovetail.joins.multiway.reloading import reload_settled
 from dovetail.joins.multiway.results import ResultWriter
 from dovetail.joins.multiway.snapshots import refer_to_stored, restore_operator, snapshot_of, table_names
 from dovetail.joins.multiway.spec import MJoinSpec, TimeWindow, TupleWindow
@@ -265,7 +266,7 @@ class MJoin:
                 yield from self._stages.join_completely(number)
                 is_done = True
         if is_done:
-            compact_pieces(self.state, self.metrics, self._horizons())
+            self._tidy_disk()
         if idle and not is_done:
             yield from self._use_idle_time()
 
@@ -279,9 +280,11 @@ class MJoin:
                 continue
             if self.state.is_coordinated:
                 yield from self._stages.join_completely(number)
+                self.state.store.release()
                 return
             if domains[number].pieces[i]:
                 yield from self._stages.probe_memory(i, number)
+                self.state.store.release()
                 return
 
     def probe_from_disk(self, name: str, domain: int = 0) -> Iterator[pa.RecordBatch]:
@@ -340,7 +343,14 @@ class MJoin:
         if self.spec.gives_unmatched:
             yield from self._expiry.unmatched_before(horizons)
         self.state.purge(horizons)
-        compact_pieces(self.state, self.metrics, horizons)
+        self._tidy_disk()
+
+    def _tidy_disk(self) -> None:
+        """Bring back to memory what there is room for, and compact the rest."""
+        reload_settled(self.state, self.metrics)
+        compact_pieces(self.state, self.metrics, self._horizons())
+        # Kept open until now: domains that are joined one after the other lie in the same files.
+        self.state.store.release()
 
     # ---------------------------------------------------------------- end
 
@@ -357,11 +367,13 @@ class MJoin:
         for number, domain in enumerate(self.state.domains):
             if domain.pending:
                 yield from self._stages.join_completely(number)
-        compact_pieces(self.state, self.metrics, self._horizons())
         if len(self.ended) == len(self.spec.names):
             if self.spec.gives_unmatched:
                 yield from self._expiry.all_unmatched()
             self.state.clear()
+            self.state.store.release()
+        else:
+            self._tidy_disk()
 
     # ---------------------------------------------------------------- restart
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dovetail.core.arrays import Int64Array, UInt8Array
+from dovetail.core.arrays import Int32Array, Int64Array, UInt8Array
 from dovetail.core.errors import SpillError, StateError
 from dovetail.core.faultpoints import fault_point
 from dovetail.joins.multiway.chunk import Chunk, Tuples, get_bits, set_bits
@@ -180,20 +180,25 @@ class SpillStore:
                 hint="Restore the last snapshot; spill files are not kept across restarts.",
             ) from error
 
-    def read_table(self, piece: Piece, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
+    def _read(self, piece: Piece, rows: Int32Array) -> pa.RecordBatch:
         """A copy of rows of a piece."""
-        mapped = self.mapped(piece)
-        rows = pa.array(np.arange(start, mapped.num_rows if stop is None else stop))
-        batch = pa.RecordBatch.from_arrays([column.take(rows) for column in mapped.columns], schema=mapped.schema)
+        mapped, places = self.mapped(piece), pa.array(rows)
+        batch = pa.RecordBatch.from_arrays([column.take(places) for column in mapped.columns], schema=mapped.schema)
         self.bytes_read += int(batch.nbytes)
         return batch
 
     def load(self, i: int, piece: Piece, start: int = 0, stop: int | None = None) -> Chunk:
         """Rows of a piece as a chunk; `keep_done` writes back the done bits set in it."""
-        tuples = tuples_of(self._spec, i, self.read_table(piece, start, stop))
+        return self._chunk_of(i, piece, np.arange(start, piece.rows if stop is None else stop, dtype=np.int32))
+
+    def load_rows(self, i: int, piece: Piece, rows: Int32Array) -> Chunk:
+        """Some rows of a piece, in ascending order, as a chunk; see `load`."""
+        return self._chunk_of(i, piece, rows)
+
+    def _chunk_of(self, i: int, piece: Piece, rows: Int32Array) -> Chunk:
+        tuples = tuples_of(self._spec, i, self._read(piece, rows))
         if piece.done is not None:
-            done = get_bits(piece.done, np.arange(start, start + len(tuples.arrivals)))
-            tuples = tuples._replace(done=done)
+            tuples = tuples._replace(done=get_bits(piece.done, rows))
         # A piece may have been stored before rows of a code were in the order of their times.
         is_timed = tuples.low is not None and are_runs_in_time_order(tuples.codes[0], tuples.low)
         return Chunk.of_ordered(
@@ -201,10 +206,20 @@ class SpillStore:
         )
 
     @staticmethod
-    def keep_done(piece: Piece, start: int, chunk: Chunk) -> None:
-        """Write back the done bits of a loaded part."""
+    def keep_done(piece: Piece, start: int, chunk: Chunk, rows: Int32Array | None = None) -> None:
+        """Write back the done bits of a loaded part: all rows from `start`, or these rows."""
         if piece.done is not None and chunk.done is not None:
-            set_bits(piece.done, start + np.flatnonzero(get_bits(chunk.done, None, len(chunk))))
+            places = np.flatnonzero(get_bits(chunk.done, None, len(chunk)))
+            set_bits(piece.done, start + places if rows is None else rows[places])
+
+    def codes_of(self, piece: Piece) -> Int64Array:
+        """The codes of the first attribute, mapped; what a caller touches of them it reports to `bytes_read`."""
+        return _integers(self.mapped(piece).column(0))
+
+    def arrivals_of(self, i: int, piece: Piece) -> Int64Array:
+        """The arrival stamps of a piece, which are read whole."""
+        self.bytes_read += 8 * piece.rows
+        return _integers(self.mapped(piece).column(len(self._spec.input_attributes[i])))
 
     def release(self) -> None:
         """Unmap all files."""
