@@ -4,6 +4,7 @@ Axes
 ----
 - commit: bytes that a commit writes per arrived row, after 1 M and after 10 M rows of state; a left join without a
   window, so that its done bits change all over the state; bar: 1.2 times
+- growth: bytes that a commit writes per arrived row of an inner join, while the state grows; bar: 1.2 times
 - promises: the same with punctuations of single keys in no order
 - drain: 300 new rows per input against spilled state: bytes read
 - burst: a window's worth of rows beyond the budget, then calm: partitions on disk, micro-batch by micro-batch
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from dovetail.joins.multiway import MJoin, TimeWindow, mjoin_spec
+from dovetail.joins.multiway.snapshots import named_tables
 from dovetail.joins.promises import Metadata, MetadataJoin
 
 SEED = 18
@@ -42,8 +44,7 @@ class Store:
         known = frozenset(self.tables) & (join.table_names() | {n for n in self.tables if n.endswith(".index")})
         snapshot = join.snapshot(have=known)
         new = {name: _stored(table) for name, table in snapshot.tables.items() if table.num_rows}
-        named = getattr(join, "stored_names", None)
-        held = snapshot.values["chunks"] if named is None else named(snapshot)
+        held = named_tables(snapshot.values)
         kept = {n: t for n, (t, _) in {**{n: (t, 0) for n, t in self.tables.items()}, **new}.items()}
         self.tables = {n: t for n, t in kept.items() if n.removesuffix(".index") in held}
         join.refer_to_stored(snapshot, self.tables.__getitem__)
@@ -91,6 +92,26 @@ def commit(is_quick: bool, kind: str = "left") -> None:
         mean = written / batches
         print(f"commit: {total:>10,} rows of state, {per_batch:,} arrive: {mean / per_batch:,.1f} bytes per row, "
               f"at most {most / 1e3:,.0f} kB in one", flush=True)  # fmt: skip
+
+
+def growth(is_quick: bool) -> None:
+    per_batch, chance, store = 10_000, np.random.default_rng(SEED), Store()
+    schemas = {n: pa.schema({"k": pa.int64(), n: pa.string()}) for n in "ab"}
+    spec = mjoin_spec(schemas, on="k", budget="8GB")
+    join, arrived, most = MJoin(spec), 0, 0
+    for total in (100_000, 1_000_000) if is_quick else (1_000_000, 10_000_000):
+        written = rows_before = 0
+        while arrived < total:
+            for name in "ab":
+                some = chance.integers(0, 2**40, per_batch)
+                drained(join.offer(name, spec.with_codes(name, rows("ab", name, some))))
+                arrived += per_batch
+            one = store.commit(join)
+            if arrived > total // 2:
+                written, rows_before, most = written + one, rows_before + 2 * per_batch, max(most, one)
+        chunks = sum(map(len, join.state.memory))
+        print(f"growth: from {total // 2:>9,} to {total:,} rows of state: {written / rows_before:,.1f} bytes per row, at "
+              f"most {most / 1e6:,.1f} MB in one of {2 * per_batch:,} rows, {chunks} chunks", flush=True)  # fmt: skip
 
 
 def promises(is_quick: bool) -> None:
@@ -189,7 +210,7 @@ def purge(is_quick: bool) -> None:
               f"{written / 1e7:,.2f} MB each, {join.state_rows()} held", flush=True)  # fmt: skip
 
 
-SECTIONS = {"commit": commit, "promises": promises, "drain": drain, "burst": burst, "purge": purge}
+SECTIONS = {"commit": commit, "growth": growth, "promises": promises, "drain": drain, "burst": burst, "purge": purge}
 
 
 def main() -> None:

@@ -72,6 +72,7 @@ class Piece:
     file: Path | None = None  # None if the piece lies in a stored table
     table: str = ""  # the name of the stored table
     done: UInt8Array | None = None  # one bit per row of a preserved input
+    saved_done: UInt8Array | None = None  # those of them that are stored
 
     @classmethod
     def of(cls, chunk: Chunk, file: Path, number: int, departure: int, partition: int) -> "Piece":
@@ -80,7 +81,12 @@ class Piece:
         size = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
         codes = int(chunk.codes[0].min()), int(chunk.codes[0].max())
         facts = (chunk.serial, chunk.level, departure, partition, len(chunk), size, *chunk.extremes, *codes)
-        return cls(**_named(facts), number=number, file=file, done=chunk.done)
+        return cls(**_named(facts), number=number, file=file).with_done(chunk.done)
+
+    def with_done(self, done: UInt8Array | None) -> "Piece":
+        """This piece with done bits, none of which is stored."""
+        self.done, self.saved_done = done, None if done is None else np.zeros_like(done)
+        return self
 
     def facts(self) -> list[int]:
         """The values of `FACTS`; the inverse of `stored`."""
@@ -94,7 +100,7 @@ class Piece:
     @property
     def resident_bytes(self) -> int:
         """Bytes kept in memory."""
-        return 0 if self.done is None else self.done.nbytes
+        return 0 if self.done is None else 2 * self.done.nbytes
 
 
 class SpillStore:
@@ -105,7 +111,8 @@ class SpillStore:
         self._pieces_per_file: dict[Path, int] = {}
         self._open: dict[Path, pa.ipc.RecordBatchFileReader] = {}
         self._tables: dict[str, list[pa.RecordBatch]] = {}
-        self._fetch: Fetch | None = None
+        self.fetch: Fetch | None = None
+        """Returns a stored table by name; None as long as nothing is stored."""
         self.bytes_read = 0
 
     def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> tuple[list[Piece], int]:
@@ -145,7 +152,7 @@ class SpillStore:
 
     def fetch_from(self, fetch: Fetch) -> None:
         """Read stored tables with this function from now on."""
-        self._fetch = fetch
+        self.fetch = fetch
         self._tables.clear()
 
     def refer(self, piece: Piece, table: str, number: int) -> None:
@@ -158,8 +165,8 @@ class SpillStore:
         if piece.file is None:
             batches = self._tables.get(piece.table)
             if batches is None:
-                assert self._fetch is not None
-                batches = self._tables[piece.table] = self._fetch(piece.table).to_batches()
+                assert self.fetch is not None
+                batches = self._tables[piece.table] = self.fetch(piece.table).to_batches()
             batch = batches[piece.number]
         else:
             batch = self._spilled(piece.file, piece.number)

@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.core.errors import SpillError, StateError
 from dovetail.joins.multiway import MJoin, TimeWindow, mjoin_spec
+from dovetail.joins.multiway.snapshots import named_tables
 from dovetail.testing.faults import python_program, run_unharmed
 from dovetail.testing.snapshots import through_storage
 
@@ -107,6 +108,31 @@ def test_snapshot_leaves_out_chunks_that_are_stored_already(script: Any) -> None
         script("ab").join.restore(second)
 
 
+def test_commit_writes_the_done_bits_that_were_set_since_the_last(script: Any) -> None:
+    join = script("ab", how="left", budget="8MB")
+    rows = 20_000
+    join.offer("a", *[(k, "a") for k in range(rows)])
+    stored: dict[str, pa.Table] = {}
+    sizes, tables = [], 0
+    for start in range(0, rows // 2, 100):
+        join.offer("b", *[(2 * k, "b") for k in range(start, start + 50)])
+        snapshot = through_storage(join.join.snapshot(have=frozenset(stored)))
+        sizes.append(sum(t.nbytes for name, t in snapshot.tables.items() if name.startswith("done")))
+        stored |= snapshot.tables
+        stored = {n: t for n, t in stored.items() if n.removesuffix(".index") in named_tables(snapshot.values)}
+        join.join.refer_to_stored(snapshot, stored.__getitem__)
+        tables = max(tables, sum(name.startswith("done") for name in stored))
+    # 50 rows are matched in each: as places they take 200 bytes, as bits of all rows 2,500.
+    assert sorted(sizes)[len(sizes) // 2] < 400
+    assert sum(sizes) / len(sizes) < 1_500
+    assert tables <= 20
+    again = script("ab", how="left", budget="8MB")
+    again.join.restore(replace(snapshot, tables={}), stored.__getitem__)
+    matched = {2 * k for start in range(0, rows // 2, 100) for k in range(start, start + 50)}
+    for one in (join, again):
+        assert len(one.end()) == rows - len(matched)
+
+
 def test_what_is_on_disk_is_stored_once_and_attached_without_being_written_or_read(script: Any, tmp_path: Path) -> None:
     options = {"budget": "400kB", "partitions": 4}
     join = script("ab", spill_directory=tmp_path / "first", **options)
@@ -136,7 +162,7 @@ def test_what_is_on_disk_is_stored_once_and_attached_without_being_written_or_re
         return stored[name]
 
     again = script("ab", spill_directory=tmp_path / "second", **options)
-    again.join.restore(replace(snapshot, tables={"done": snapshot.tables["done"]}), fetch)
+    again.join.restore(replace(snapshot, tables={}), fetch)
     in_memory = [n for n, about in snapshot.values["chunks"].items() if about["place"] != "disk"]
     # Of what is on disk, only what is known of it is read.
     assert sorted(asked) == sorted([*in_memory, *(f"{name}.index" for name in snapshot.values["chunks"])])
