@@ -110,7 +110,7 @@ def growth(is_quick: bool) -> None:
             if arrived > total // 2:
                 written, rows_before, most = written + one, rows_before + 2 * per_batch, max(most, one)
         chunks = sum(map(len, join.state.memory))
-        print(f"growth: from {total // 2:>9,} to {total:,} rows of state: {written / rows_before:,.1f} bytes per row, at "
+        print(f"growth: {total // 2:>9,} to {total:,} rows of state: {written / rows_before:,.1f} bytes per row, at "
               f"most {most / 1e6:,.1f} MB in one of {2 * per_batch:,} rows, {chunks} chunks", flush=True)  # fmt: skip
 
 

@@ -69,6 +69,7 @@ class MultiJoinTask:
         late = LateWriter(Path(live.spill.name))
         join.on_late = late.add
         join.set_time(intent["time_ms"])
+        join.late_before = intent.get("late_before")
         if intent["watermark"] is not None:
             # First: this watermark decides what is late, and its purge makes room.
             yield from self._emit(join.advance(intent["watermark"]))
@@ -167,6 +168,7 @@ class MultiJoinTask:
             "version": None,
             "watermark": given.intent["watermark"],
             "seen": given.intent.get("seen"),
+            "completed": join.completed_time,
             "latest": join.scalars()["greatest_time"],
             "pending_low": min((d.pending_low for d in join.state.domains if d.pending_low is not None), default=None),
         }
