@@ -36,6 +36,7 @@ from dovetail.joins.multiway import (
 )
 from dovetail.joins.multiway.graph import JoinGraph
 from dovetail.joins.multiway.planner import plan_multiway
+from dovetail.joins.multiway.snapshots import named_tables
 from dovetail.joins.multiway.windows import furthest_apart
 from dovetail.joins.protocol import Snapshot
 from dovetail.storage.state_files import StateFile, read_table, write_tables
@@ -233,9 +234,9 @@ class Storage:
     def store(self, join: MJoin) -> Snapshot:
         """Take a snapshot, store what it has new, and forget what it no longer names."""
         snapshot = through_storage(join.snapshot(have=frozenset(self._files)))
-        new = [(name, table) for name, table in snapshot.tables.items() if name != "done"]
+        new = [(name, table) for name, table in snapshot.tables.items() if table.num_rows]
         written = write_tables(self._root, "1-multi_join", 0, 0, new)
-        held = snapshot.values["chunks"]
+        held = named_tables(snapshot.values)
         named = {**self._files, **{file.table: file for file in written}}
         self._files = {name: file for name, file in named.items() if name.removesuffix(".index") in held}
         return snapshot
@@ -285,7 +286,7 @@ def drive(case: Case, directory: Path) -> MJoin | MJoinTree:
             if chance.random() < 0.5:
                 restarts += 1
                 join = make(case, directory / str(restarts))
-                join.restore(replace(snapshot, tables={"done": snapshot.tables["done"]}), storage.fetch)
+                join.restore(replace(snapshot, tables={}), storage.fetch)
             else:
                 join.refer_to_stored(snapshot, storage.fetch)
             assert not list((directory / str(restarts)).glob("*"))

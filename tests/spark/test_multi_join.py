@@ -21,6 +21,7 @@ from dovetail.spark.flow.query import FlowQuery
 from dovetail.spark.steps.explain import explain
 from dovetail.spark.steps.multi_join import multi_join
 from dovetail.spark.steps.stream import Flow
+from dovetail.testing.cascade_oracle import cascade_oracle
 from dovetail.testing.flows import Feed, published_rows, unnamed_state_files, wait_until
 from dovetail.testing.multiway_oracle import multiway_oracle
 from dovetail.testing.rows import assert_same_rows
@@ -166,6 +167,50 @@ def test_rows_without_a_match_come_out_once_when_their_window_has_passed(
     decided = [row for row in joined(tmp_path) if row["k"] != -1]
     assert before < len(expected)
     assert_same_rows(decided, expected, how)
+
+
+@pytest.mark.parametrize("how", [{"b": "left", "c": "full"}, {"b": "full", "c": "anti"}])
+def test_cascade_of_outer_joins_across_restarts(spark: SparkSession, tmp_path: Path, how: dict[str, Any]) -> None:
+    inputs = Inputs(spark, tmp_path)
+    width = timedelta(seconds=2)
+    options: dict[str, Any] = {"window": "2 seconds", "time": inputs.times, "lateness": "20 seconds", "shards": 2}
+    for second in (0, 20):
+        inputs.add(second, a=40, b=15, c=25)
+        flow = multi_join(inputs.streams(), on="k", how=how, budget="120kB", **options)
+        run(flow, tmp_path)
+    # An hour later on all sides; then a micro-batch for each join, in which it learns how far the one below it is.
+    for name in NAMES:
+        late = arrivals(name, 3_600, 1, inputs.chance).set_column(0, "k", pa.array([-1]))
+        inputs.feeds[name].add(late.set_column(1, f"t{name}", pa.array([START + timedelta(hours=1)], late[1].type)))
+        for _ in range(3):
+            inputs.feeds[name].add(late.slice(0, 0))
+    query = run(flow, tmp_path)
+    rows = {name: feed.rows() for name, feed in inputs.feeds.items()}
+    equalities = [(("a", "k"), (name, "k")) for name in "bc"]
+    expected = cascade_oracle(rows, equalities, how, inputs.times, width)
+    decided = [row for row in joined(tmp_path) if row["k"] != -1]
+    assert_same_rows(decided, [row for row in expected if row["k"] != -1], str(how))
+    assert query.progress is not None
+    assert all(sum(operator.state_rows.values()) <= 6 for operator in query.progress.operators), "the rest is purged"
+    assert "order of the inputs" in explain(flow).text()
+    with pytest.raises(StateError, match="how"):
+        run(multi_join(inputs.streams(), on="k", how={**how, "c": "left"}, **options), tmp_path)
+
+
+def test_cascade_oracle_is_what_spark_makes_of_using(spark: SparkSession, tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    for how in ({"b": "left", "c": "full", "d": "inner"}, {"b": "full", "c": "right", "d": "semi"}):
+        rows = {
+            name: [{"k": chance.choice([None, *range(6)]), f"v{name}": f"{name}{n}"} for n in range(8)]
+            for name in "abcd"
+        }
+        frames = {name: spark.createDataFrame(each, f"k long, v{name} string") for name, each in rows.items()}
+        result = frames["a"]
+        for name, kind in how.items():
+            result = result.join(frames[name], on=["k"], how=kind)
+        equalities = [(("a", "k"), (name, "k")) for name in "bcd"]
+        expected = cascade_oracle(rows, equalities, how)  # type: ignore[arg-type]
+        assert_same_rows([row.asDict() for row in result.collect()], expected, str(how))
 
 
 @pytest.mark.parametrize("plan", ["single", "binary"])
@@ -367,7 +412,10 @@ def test_checkpoint_of_a_host_with_other_cores_is_taken_up(spark: SparkSession, 
 def test_bad_requests_are_refused_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
     inputs = Inputs(spark, tmp_path)
     streams = inputs.streams()
-    a, b, _ = streams.values()
+    a, b, c = streams.values()
+    by_text = {"a": a, "b": b, "c": c.drop("k")}
+    only_later = {"a": a, "b": b.drop("k"), "c": c}
+    windowed = {"window": "2 seconds", "time": inputs.times}
     for wrong, told in [
         ({"inputs": {"a": a}}, "at least two"),
         ({"inputs": {"a": a, "b": spark.range(3)}}, "'b' is not a streaming DataFrame"),
@@ -377,7 +425,25 @@ def test_bad_requests_are_refused_before_anything_runs(spark: SparkSession, tmp_
         ({"inputs": {"a": a, "b": b.withColumn("vb", F.rand())}}, "rand"),
         ({"on": []}, "names no join column"),
         ({"on": [("a.k", "b.k")]}, "not connected"),
-        ({"how": "full"}, "how='full' joins two inputs, not 3"),
+        ({"how": "full"}, "how='full' without a watermark: .* never be"),
+        ({"how": {"b": "left", "c": "full"}}, "how='left' without a watermark"),
+        ({"how": {"b": "left"}}, "does not say how 'c' is joined"),
+        ({"how": {"b": "left", "d": "full"}}, "how= names 'd'; the inputs are a, b, c"),
+        ({"how": {"b": "left", "c": "outer"}}, "'outer'} is none of inner, left"),
+        ({"how": {"a": "left", "b": "left", "c": "inner"}}, "the first input is joined with nothing"),
+        (
+            {"how": {"b": "semi", "c": "inner"}, "on": [("a.k", "b.k"), ("b.vb", "c.vc")], "inputs": by_text},
+            "c.vc with 'b', whose columns",
+        ),
+        ({"how": {"b": "semi", "c": "inner"}, "condition": "vb < vc"}, "compares 'c' with 'b', whose columns are gone"),
+        (
+            {"how": {"b": "inner", "c": "left"}, "on": [("a.k", "c.k"), ("b.vb", "c.vc")], "inputs": only_later}
+            | windowed,
+            "links 'b' with",
+        ),
+        ({"how": {"b": "left", "c": "left"}, "plan": "binary", "on": "k", **windowed, "keys": ["a"]}, "promises out"),
+        ({"how": {"b": "left", "c": "inner"}, "plan": "single", **windowed}, "another order than that of the inputs"),
+        ({"how": {"b": "left", "c": "inner"}, "condition": "ta < tb", "time": inputs.times}, "keeps rows of a, but no"),
         ({"how": "cross"}, "how='cross'"),
         ({"window": 10_000, "time": inputs.times}, "no shuffle keeps"),
         ({"window": "2 seconds"}, "needs the event-time column"),

@@ -169,5 +169,10 @@ def test_promises_of_streams_reach_the_join_and_unknown_inputs_are_refused(spark
         of_streams(tmp_path, **join, condition="order.at < payments.paid")
     with pytest.raises(PipelineError, match="'order' is not one of the inputs"):
         of_streams(tmp_path, **join, keys=["order"])
+    cascade = {"window": "1 hour", "time": {"orders": "at", "payments": "paid"}, "how": {"payments": "full"}}
+    *_, step = dt.explain(plan_pipeline(spark, of_streams(tmp_path, **join, **cascade)).flow).as_dict()["steps"]
+    assert step["how"] == "full"
+    with pytest.raises(PipelineError, match="how= names 'payment'"):
+        of_streams(tmp_path, **join, how={"payment": "left"})
     with pytest.raises(PipelineError, match="'id' names no input"):
         of_streams(tmp_path, inputs=join["inputs"], on=[["id", "payments.order_id"]])

@@ -16,7 +16,10 @@ from dovetail.kernels._arrays import as_codes
 from dovetail.kernels._vector import prefetch
 from dovetail.kernels.hashing import home_slot, mix64
 
-__all__ = ["bucket_count_of", "expand_piece", "find_in_buckets", "order_by_bucket", "partitions_of", "start_buckets"]
+__all__ = [
+    "bucket_count_of", "expand_piece", "find_in_buckets", "order_by_bucket", "partitions_of", "start_buckets",
+    "stretch_of_partition",
+]  # fmt: skip
 
 _BLOCK = 128
 _SHORT = 12  # below this many codes a linear search beats a binary search
@@ -205,6 +208,25 @@ def partitions_of(codes: Int64Array, partitions: int) -> Int32Array:
     out = np.empty(codes.size, np.int32)
     _partitions(as_codes(codes), partitions, out)
     return out
+
+
+@njit(cache=True)
+def _partition_begin(codes: Any, partitions: Any, partition: Any) -> Any:
+    low, high = np.int64(0), np.int64(codes.size)
+    while low < high:
+        middle = (low + high) >> 1
+        if home_slot(codes[middle], partitions) < partition:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def stretch_of_partition(codes: Int64Array, partitions: int, partition: int) -> tuple[int, int]:
+    """Where the codes of a hash partition begin and end among codes in the order of `order_by_bucket`."""
+    codes = as_codes(codes)
+    begin, end = _partition_begin(codes, partitions, partition), _partition_begin(codes, partitions, partition + 1)
+    return int(begin), int(end)
 
 
 def _readonly(starts: Int32Array) -> Int32Array:

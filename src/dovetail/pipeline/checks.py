@@ -17,7 +17,7 @@ from dovetail.joins.options import FlowOptions, JoinOptions
 from dovetail.pipeline.chain import Chain, chain_of
 from dovetail.pipeline.columns import KnownColumns, parse_schema, selected_names
 from dovetail.pipeline.documents import Document, Location
-from dovetail.pipeline.join_checks import condition_problems
+from dovetail.pipeline.join_checks import condition_problems, dropped_inputs
 from dovetail.pipeline.models import (
     BurstySource,
     FileSource,
@@ -238,6 +238,9 @@ class _Checker:
             if name not in join.inputs:
                 self._wrong((*at, "on"), f"{name!r} is not one of the inputs.", one_of(name, join.inputs))
         result: KnownColumns = {}
+        dropped, wrong_type = dropped_inputs(join)
+        if wrong_type is not None:
+            self._wrong((*at, "how"), *wrong_type)
         for name in join.inputs:
             columns, keys = sources[name], on.get(name)
             if keys is None:
@@ -250,7 +253,7 @@ class _Checker:
             time = join.time.get(name) if isinstance(join.time, dict) else join.time
             if time is not None:
                 self._has_columns((*at, "time"), [time], columns, f"source {name!r}")
-            if result is not None:
+            if result is not None and name not in dropped:
                 result |= columns
         for message, hint in condition_problems(join, sources):
             self._wrong((*at, "condition"), message, hint)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, PlanError
+from dovetail.joins.multiway.cascade import DROPPING, resolved_join_type
 from dovetail.pipeline.columns import KnownColumns
 from dovetail.pipeline.step_models import MultiJoinModel
 
-__all__ = ["condition_problems"]
+__all__ = ["condition_problems", "dropped_inputs"]
 
 
 def condition_problems(join: MultiJoinModel, sources: Mapping[str, KnownColumns]) -> Iterator[tuple[str, str]]:
@@ -25,3 +26,13 @@ def condition_problems(join: MultiJoinModel, sources: Mapping[str, KnownColumns]
             parse_comparisons(text, columns, resolver)
         except DovetailError as error:
             yield error.message, error.hint or ""
+
+
+def dropped_inputs(join: MultiJoinModel) -> tuple[set[str], tuple[str, str] | None]:
+    """The inputs whose columns are gone after a semi or anti join; and what is wrong with `how`, with a hint."""
+    try:
+        kind, cascade = resolved_join_type(join.inputs, join.how)
+    except PlanError as error:
+        return set(), (error.message, error.hint or "")
+    kinds = cascade or ("inner", *([kind] * (len(join.inputs) - 1)))
+    return {name for name, how in zip(join.inputs, kinds, strict=True) if how in DROPPING}, None

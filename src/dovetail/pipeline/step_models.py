@@ -119,6 +119,9 @@ class PunctuationModel(Strict):
     data: bool = Field(True, description="Whether such a row is also a row of the input.")
 
 
+_JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
+
+
 class MultiJoinModel(Strict):
     """Join streams with each other. Must be the first step. See `dt.multi_join`."""
 
@@ -127,7 +130,11 @@ class MultiJoinModel(Strict):
         description="Common join columns; or one per input: `{orders: order_id, payments: oid}`; or equalities: "
         "`[[orders.id, payments.order_id], [payments.account, accounts.id]]`."
     )
-    how: Literal["inner", "left", "right", "full", "semi", "anti"] = Field("inner", description="The join type.")
+    how: _JoinType | dict[str, _JoinType] = Field(
+        "inner",
+        description="The join type; or that of each input after the first, as SQL cascades joins: "
+        "`{payments: left, shipments: full}`.",
+    )
     window: Duration | None = Field(None, description="Join rows whose event times are at most this far apart.")
     time: str | dict[str, str] | None = Field(None, description="The event-time column, or one per input.")
     lateness: Duration | None = Field(None, description="How late a row may be. Default: the window.")

@@ -9,7 +9,7 @@ move it.
 """
 
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow as pa
 from dovetail.core.errors import SpillError
 from dovetail.core.metrics import OperatorMetrics
 from dovetail.joins.multiway import MJoin, MJoinSpec
+from dovetail.joins.multiway.snapshots import named_tables
 from dovetail.joins.protocol import Snapshot
 from dovetail.runtime.late_rows import LateWriter
 from dovetail.runtime.live_operators import LIVE
@@ -68,6 +69,7 @@ class MultiJoinTask:
         late = LateWriter(Path(live.spill.name))
         join.on_late = late.add
         join.set_time(intent["time_ms"])
+        join.late_before = intent.get("late_before")
         if intent["watermark"] is not None:
             # First: this watermark decides what is late, and its purge makes room.
             yield from self._emit(join.advance(intent["watermark"]))
@@ -89,9 +91,7 @@ class MultiJoinTask:
         join = self.new_join(replace(self.spec, spill_directory=Path(spill.name)))
         if state is not None:
             saved = state.values
-            nothing = pa.table({"chunk": pa.array([], pa.string()), "bits": pa.array([], pa.binary())})
-            done = [given.read(file) for file in state.files if file.table == _DONE]
-            tables = {_DONE: done[0] if done else nothing}
+            tables = {} if _DONE in saved["values"] else _all_done_bits(given, state)
             stored = Snapshot(saved["kind"], saved["fingerprint"], tables, saved["values"])
             join.restore(stored, _StoredTables(given.state_root, state.files))
         return _LiveJoin(join, spill)
@@ -144,10 +144,10 @@ class MultiJoinTask:
     def _result(self, given: ShardInput, live: _LiveJoin, late: LateWriter) -> ShardResult:
         join = live.join
         last = () if given.state is None else given.state.files
-        kept, rewritten = _worth_keeping(given, [file for file in last if file.table != _DONE], join)
+        kept, rewritten = _worth_keeping(given, last, join)
         stored = frozenset(file.table for file in kept)
         snapshot = join.snapshot(have=stored | frozenset(rewritten))
-        held = snapshot.values["chunks"]
+        held = named_tables(snapshot.values)
         kept = [file for file in kept if _chunk_of(file) in held]
         tables = [(name, table) for name, table in snapshot.tables.items() if table.num_rows]
         tables += [(name, table) for name, table in rewritten.items() if name.removesuffix(_INDEX) in held]
@@ -168,6 +168,7 @@ class MultiJoinTask:
             "version": None,
             "watermark": given.intent["watermark"],
             "seen": given.intent.get("seen"),
+            "completed": join.completed_time,
             "latest": join.scalars()["greatest_time"],
             "pending_low": min((d.pending_low for d in join.state.domains if d.pending_low is not None), default=None),
         }
@@ -178,6 +179,12 @@ class MultiJoinTask:
             LIVE.keep(self.owner, given.shard, saved.state_id, live)
 
         return ShardResult(tables, tuple(kept), values, report, keep if self.alive_bytes else None)
+
+
+def _all_done_bits(given: ShardInput, state: ShardState) -> dict[str, pa.Table]:
+    """The done bits of a state that an earlier version wrote: one table, which was left out if it was empty."""
+    nothing = pa.table({"chunk": pa.array([], pa.string()), "bits": pa.array([], pa.binary())})
+    return {_DONE: next((given.read(file) for file in state.files if file.table == _DONE), nothing)}
 
 
 def _new_directory(parent: Path | None) -> "tempfile.TemporaryDirectory[str]":
@@ -208,7 +215,7 @@ def _chunk_of(file: StateFile) -> str:
 
 
 def _worth_keeping(
-    given: ShardInput, last: list[StateFile], join: MJoin
+    given: ShardInput, last: Sequence[StateFile], join: MJoin
 ) -> tuple[list[StateFile], dict[str, pa.Table]]:
     """Tables of the last state that stay, and those to rewrite because most of their file is no longer needed."""
     held = join.table_names()

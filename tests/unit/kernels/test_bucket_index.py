@@ -12,6 +12,7 @@ from dovetail.kernels.bucket_index import (
     order_by_bucket,
     partitions_of,
     start_buckets,
+    stretch_of_partition,
 )
 
 CODES = st.lists(st.integers(-5, 5) | st.sampled_from([2**63 - 1, -(2**63)]), max_size=60)
@@ -47,6 +48,7 @@ def test_partition_is_one_slice_of_the_stored_order(codes: list[int], partitions
     for partition in range(partitions):
         inside = stored[order][slices[partition] : slices[partition + 1]]
         assert (partitions_of(inside, partitions) == partition).all()
+        assert stretch_of_partition(stored[order], partitions, partition) == (slices[partition], slices[partition + 1])
     assert slices[-1] == len(codes)
 
 

@@ -66,7 +66,7 @@ class Chunk:
 
     __slots__ = (
         "arrivals", "codes", "departure", "done", "high", "is_timed", "level", "low", "max_arrival", "max_low",
-        "min_low", "nbytes", "others", "rows", "serial", "starts",
+        "min_low", "nbytes", "others", "rows", "saved_done", "serial", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,8 @@ class Chunk:
         self.arrivals = tuples.arrivals
         self.low, self.high = tuples.low, tuples.high
         self.done = None if tuples.done is None else make_bits(tuples.done)
+        # Those of the done bits that are stored.
+        self.saved_done = None if self.done is None else np.zeros_like(self.done)
         self.starts = starts
         self.others = others
         self.level = level
@@ -207,7 +209,7 @@ class Chunk:
         if self.high is not None and self.high is not self.low:
             arrays.append(self.high)
         if self.done is not None:
-            arrays.append(self.done)
+            arrays += [self.done, self.done]  # and which of them are stored
         # Whole buffers: nbytes ignores what a builder has over-allocated.
         return int(self.rows.get_total_buffer_size()) + sum(array.nbytes for array in arrays)
 

@@ -32,6 +32,8 @@ class MJoinMetrics:
         Flushes, the rows moved to disk by them or on arrival, and bytes written.
     disk_probes, catch_ups, bytes_read
         Disk-memory stages, complete joins of a domain, and bytes read back.
+    reloads, reloaded_rows
+        How often spilled tuples came back to memory, and how many.
     redundant_rows
         Candidates that had been emitted before.
     """
@@ -55,6 +57,8 @@ class MJoinMetrics:
     disk_probes: int = 0
     catch_ups: int = 0
     bytes_read: int = 0
+    reloads: int = 0
+    reloaded_rows: int = 0
     redundant_rows: int = 0
 
     def as_dict(self) -> dict[str, Any]:

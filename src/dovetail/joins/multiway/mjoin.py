@@ -34,8 +34,9 @@ from dovetail.core.errors import BudgetError, DovetailError, PlanError, PromiseE
 from dovetail.core.memory import Ledger
 from dovetail.joins.multiway.arrivals import ArrivalReader
 from dovetail.joins.multiway.chunk import Chunk
-from dovetail.joins.multiway.compaction import compact_pieces
-from dovetail.joins.multiway.disk_stages import DiskStages
+from dovetail.joins.multiway.disk.compaction import compact_pieces
+from dovetail.joins.multiway.disk.reloading import reload_settled
+from dovetail.joins.multiway.disk.stages import DiskStages
 from dovetail.joins.multiway.expiry import Expiry
 from dovetail.joins.multiway.metrics import MJoinMetrics
 from dovetail.joins.multiway.output import MultiOutput
@@ -78,6 +79,8 @@ class MJoin:
     kind = "mjoin"
 
     def __init__(self, spec: MJoinSpec) -> None:
+        if spec.cascade:
+            raise PlanError("A cascade of joins is not one MJoin.", hint="Run it by MJoinTree.")
         minimum = self.minimum_budget(spec)
         spec.budget.require(minimum, f"a join of {len(spec.names)} inputs with these columns")
         self.spec = spec
@@ -102,6 +105,8 @@ class MJoin:
         self.on_late: Callable[[str, pa.RecordBatch], None] | None = None
         """Called with late tuples if the window has ``late="side"``; None: they wait for `take_late`."""
         self.watermark: int | None = None
+        self.late_before: int | None = None
+        """Tuples with an earlier time are late, if the watermark of a tree is ahead of this join's; None: the same."""
         self._greatest_time: dict[str, int] = {}
         self._place = 0
         self._purged_at = 0
@@ -133,9 +138,15 @@ class MJoin:
 
     @property
     def completed_time(self) -> int | None:
-        """The event time before which no result is outstanding; None before the first watermark."""
+        """The event time before which no result is outstanding; None before the first watermark.
+
+        A row of a preserved input may be emitted for as long as it is kept, with a time before the watermark.
+        """
+        if self.watermark is None:
+            return None
         lows = [d.pending_low for d in self.state.domains if d.pending_low is not None]
-        return None if self.watermark is None else min([self.watermark, *lows])
+        kept = [h for is_kept, h in zip(self.spec.preserved, self._horizons(), strict=True) if is_kept]
+        return min([self.watermark, *lows, *(horizon for horizon in kept if horizon is not None)])
 
     def size(self) -> int:
         """Bytes held now; never above the budget."""
@@ -198,7 +209,8 @@ class MJoin:
         first = self.state.next_stamp(piece.num_rows)
         # An input with two time columns is the result of a join: its tuples were checked on arrival.
         judges = isinstance(self.spec.window, TimeWindow) and len(set(self.spec.window.columns_of(name))) == 1
-        arrival = self._reader.read(i, piece, first, self._place, self.watermark if judges else None)
+        late_before = self.watermark if self.late_before is None else self.late_before
+        arrival = self._reader.read(i, piece, first, self._place, late_before if judges else None)
         self._place += piece.num_rows
         self.metrics.tuples_in[name] += arrival.accepted
         self.metrics.null_tuples += arrival.nulls.num_rows
@@ -265,7 +277,7 @@ class MJoin:
                 yield from self._stages.join_completely(number)
                 is_done = True
         if is_done:
-            compact_pieces(self.state, self.metrics, self._horizons())
+            self._tidy_disk()
         if idle and not is_done:
             yield from self._use_idle_time()
 
@@ -279,9 +291,11 @@ class MJoin:
                 continue
             if self.state.is_coordinated:
                 yield from self._stages.join_completely(number)
+                self.state.store.release()
                 return
             if domains[number].pieces[i]:
                 yield from self._stages.probe_memory(i, number)
+                self.state.store.release()
                 return
 
     def probe_from_disk(self, name: str, domain: int = 0) -> Iterator[pa.RecordBatch]:
@@ -340,7 +354,14 @@ class MJoin:
         if self.spec.gives_unmatched:
             yield from self._expiry.unmatched_before(horizons)
         self.state.purge(horizons)
-        compact_pieces(self.state, self.metrics, horizons)
+        self._tidy_disk()
+
+    def _tidy_disk(self) -> None:
+        """Bring back to memory what there is room for, and compact the rest."""
+        reload_settled(self.state, self.metrics)
+        compact_pieces(self.state, self.metrics, self._horizons())
+        # Kept open until now: domains that are joined one after the other lie in the same files.
+        self.state.store.release()
 
     # ---------------------------------------------------------------- end
 
@@ -357,11 +378,13 @@ class MJoin:
         for number, domain in enumerate(self.state.domains):
             if domain.pending:
                 yield from self._stages.join_completely(number)
-        compact_pieces(self.state, self.metrics, self._horizons())
         if len(self.ended) == len(self.spec.names):
             if self.spec.gives_unmatched:
                 yield from self._expiry.all_unmatched()
             self.state.clear()
+            self.state.store.release()
+        else:
+            self._tidy_disk()
 
     # ---------------------------------------------------------------- restart
 

@@ -79,7 +79,7 @@ class MultiOutput:
 
     def __init__(self, spec: MJoinSpec) -> None:
         self._spec = spec
-        names = spec.names[:1] if spec.how in ("semi", "anti") else spec.names
+        names = spec.carried
         keys: dict[str, list[tuple[int, int]]] = {}
         taken: set[tuple[str, str]] = set()
         for attribute in spec.attributes:
@@ -91,13 +91,12 @@ class MultiOutput:
         self._keys = list(keys.values())
         self._others = [
             (i, number)
-            for i, name in enumerate(names)
+            for i, name in enumerate(spec.names)
+            if name in names
             for number, column in enumerate(spec.schemas[name].names)
             if (name, column) not in taken
         ]
-        nullable = {i for i, kept in enumerate(spec.preserved) if not kept} if spec.how == "left" else set()
-        if spec.how in ("right", "full"):
-            nullable = {0} if spec.how == "right" else {0, 1}
+        nullable = {spec.names.index(name) for name in spec.nullable}
         fields = []
         for column, places in keys.items():
             first = spec.schemas[spec.names[places[0][0]]].field(places[0][1])

@@ -16,9 +16,9 @@ from itertools import combinations, islice
 from typing import Any
 
 from dovetail.core.errors import PlanError
+from dovetail.joins.multiway.cascade import JoinTypes, MultiJoinType, cascade_tree, resolved_join_type
 from dovetail.joins.multiway.graph import JoinGraph
 from dovetail.joins.multiway.paper_costs import MultiwayCosts, discard_cost, paper_output_rate, split_cost
-from dovetail.joins.multiway.spec import MultiJoinType
 
 __all__ = [
     "ForcedPlan",
@@ -342,7 +342,7 @@ def plan_multiway(
     graph: JoinGraph,
     statistics: MultiwayStatistics | None = None,
     force: ForcedPlan = "auto",
-    how: MultiJoinType = "inner",
+    how: JoinTypes = "inner",
 ) -> MultiwayPlan:
     """Choose a tree of MJoins.
 
@@ -355,10 +355,14 @@ def plan_multiway(
         ``"auto"``; ``"single"`` for one MJoin of all inputs; ``"binary"`` for the best tree of two-way joins; or a tree
         as nested lists of names, such as ``[["a", "b"], "c"]``.
     how
-        The join type: all but ``"inner"`` need one MJoin, so ``"auto"`` chooses that if all inputs share a key.
+        The join type: all but ``"inner"`` need one MJoin; or a type per input, which are joined in their order.
     """
+    kind, cascade = resolved_join_type(graph.inputs, how)
     statistics, costs = statistics or MultiwayStatistics(), MultiwayCosts()
     estimator = _Estimator(graph, statistics, costs)
+    if cascade and force == "auto":
+        root = _forced_tree(graph, cascade_tree(graph, cascade))
+        return MultiwayPlan(graph, statistics, costs, root, "Outer joins are joined in the order of the inputs.")
     if force not in ("auto", "single", "binary"):
         return MultiwayPlan(graph, statistics, costs, _forced_tree(graph, force), "The plan was given.")
     candidates: dict[str, PlanNode] = {}
@@ -367,7 +371,7 @@ def plan_multiway(
     candidates["binary"] = _best_tree(estimator, graph.inputs, binary=True)
     chosen, reason = candidates.get(force), f"force={force!r}."
     if force == "auto":
-        chosen, reason = _automatic(estimator, candidates, how)
+        chosen, reason = _automatic(estimator, candidates, kind)
     assert chosen is not None
     others = {
         name: (tree.as_nested(), estimator.work_s(tree))

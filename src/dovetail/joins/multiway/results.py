@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
@@ -97,7 +98,8 @@ def _row_sizes(refs: RowRefs, columns: Sequence[int]) -> Int64Array:
     for number in columns:
         kind = schema.field(number).type
         if any(is_kind(kind) for is_kind in _VARIABLE):
-            sizes += refs.values([_lengths(chunk.rows.column(number)) for chunk in refs.chunks])
+            for places, chunk, rows in _places_by_chunk(refs):
+                sizes[places] += _lengths(chunk.rows.column(number), rows)
         elif pa.types.is_primitive(kind) or pa.types.is_boolean(kind):
             sizes += max(0, kind.bit_width // 8 - 8)
         else:
@@ -108,13 +110,14 @@ def _row_sizes(refs: RowRefs, columns: Sequence[int]) -> Int64Array:
     return sizes
 
 
-def _lengths(column: pa.Array) -> Int64Array:
+def _lengths(column: pa.Array, rows: Int32Array) -> Int64Array:
+    """The lengths of the values of some rows; nothing else of the column is read."""
     if len(column) == 0:
-        return np.zeros(0, np.int64)
+        return np.zeros(len(rows), np.int64)
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     dtype = np.dtype(np.int64 if is_large else np.int32)
     offsets = np.frombuffer(column.buffers()[1], dtype, len(column) + 1, column.offset * dtype.itemsize)
-    return np.diff(offsets).astype(np.int64)
+    return offsets[rows + 1].astype(np.int64) - offsets[rows]
 
 
 def _mark_done(refs: RowRefs) -> None:
@@ -138,8 +141,15 @@ def _first_time(refs: RowRefs) -> RowRefs:
 
 
 def _by_chunk(refs: RowRefs) -> Iterator[tuple[Chunk, Int32Array]]:
+    for _, chunk, rows in _places_by_chunk(refs):
+        yield chunk, rows
+
+
+def _places_by_chunk(refs: RowRefs) -> Iterator[tuple[npt.NDArray[np.intp] | slice, Chunk, Int32Array]]:
+    """The references of each chunk: their places, and their rows."""
     if refs.source is None:
-        yield refs.chunks[0], refs.rows
+        yield slice(None), refs.chunks[0], refs.rows
         return
     for number in np.unique(refs.source).tolist():
-        yield refs.chunks[number], refs.rows[refs.source == number]
+        places = np.flatnonzero(refs.source == number)
+        yield places, refs.chunks[number], refs.rows[places]

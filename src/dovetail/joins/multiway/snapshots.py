@@ -2,8 +2,8 @@
 
 Every chunk in memory is one table, named by its serial number and immutable under that name, plus its index
 (``<name>.index``). Pieces on disk that a snapshot sees for the first time form one table per input, one record batch
-per piece; its index holds their metadata. A runtime stores the tables it does not have yet. Done bits do change and
-form one small table.
+per piece; its index holds their metadata. A runtime stores the tables it does not have yet. Done bits do change: see
+`done_log`.
 
 A piece in a stored table is referenced, not copied: neither a later snapshot nor a restart writes it again, unless less
 than half of its table is still needed.
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dovetail.core.errors import StateError
 from dovetail.joins.multiway.chunk import DIRECT, IN_MEMORY, Chunk, get_bits
+from dovetail.joins.multiway.done_log import FIRST, DoneBits, done_tables, log_of, mark_stored
 from dovetail.joins.multiway.spill import FACTS, Fetch, Piece, StoredTable, chunk_table, tuples_of
 from dovetail.joins.multiway.state import JoinState
 from dovetail.joins.protocol import Snapshot
@@ -25,14 +26,14 @@ from dovetail.storage.digests import digest_of
 if TYPE_CHECKING:
     from dovetail.joins.multiway.mjoin import MJoin
 
-__all__ = ["refer_to_stored", "restore_operator", "snapshot_of", "table_names"]
+__all__ = ["named_tables", "refer_to_stored", "restore_operator", "snapshot_of", "table_names"]
 
 _MEMORY, _DIRECT, _DISK = "memory", "direct", "disk"
 
 
 def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
     """The state of a join between two calls, without the tables that are stored already."""
-    state, tables, described, done = join.state, {}, {}, []
+    state, tables, described = join.state, {}, {}
     for i in range(len(state.memory)):
         for chunk in (*state.memory[i], *state.direct[i]):
             name = f"{i}-{chunk.serial}"
@@ -44,23 +45,20 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
                 "extremes": list(chunk.extremes),
                 "timed": chunk.is_timed,
             }
-            if chunk.done is not None:
-                done.append((name, chunk.done.tobytes()))
             if name not in have:
                 tables[name] = pa.Table.from_batches([chunk_table(state.spec, i, chunk)])
                 tables[f"{name}.index"] = chunk.index_table()
         for name, pieces, is_new in _tables_of_pieces(state, i, have):
             is_whole = is_new or len(pieces) == state.stored[name].pieces
             described[name] = {"input": i, "place": _DISK, "live": None if is_whole else sorted(pieces)}
-            done += [(f"{i}-{p.serial}", p.done.tobytes()) for p in pieces.values() if p.done is not None]
             if is_new:
                 # Mapped, not loaded: the pieces spilled since the last snapshot may not fit in memory.
                 tables[name] = pa.Table.from_batches([state.store.mapped(piece) for piece in pieces.values()])
                 facts = zip(*(piece.facts() for piece in pieces.values()), strict=True)
                 tables[f"{name}.index"] = pa.table([pa.array(f, pa.int64()) for f in facts], names=list(FACTS))
     state.store.release()
-    names, bits = zip(*done, strict=True) if done else ((), ())
-    tables["done"] = pa.table({"chunk": pa.array(names, pa.string()), "bits": pa.array(bits, pa.binary())})
+    done, done_names = done_tables(state, have, state.store.fetch)
+    tables |= done
     domains = [
         [d.joined_until, d.pending, d.pending_since, d.pending_low, [list(entry) for entry in d.log]]
         for d in state.domains
@@ -68,6 +66,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
     values = {
         **join.scalars(),
         "chunks": described,
+        "done": done_names,
         "domains": domains,
         "spilled": np.flatnonzero(state.spilled).tolist(),
         "stamp": state.stamp,
@@ -81,7 +80,8 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
 def table_names(join: "MJoin") -> frozenset[str]:
     """The stored tables, without indexes, that the next snapshot would still reference."""
     state = join.state
-    held = {f"{i}-{c.serial}" for i in range(len(state.memory)) for c in (*state.memory[i], *state.direct[i])}
+    held = set(state.done_log)
+    held |= {f"{i}-{c.serial}" for i in range(len(state.memory)) for c in (*state.memory[i], *state.direct[i])}
     known = frozenset(state.stored)
     for i in range(len(state.memory)):
         held |= {name for name, _, is_new in _tables_of_pieces(state, i, known) if not is_new}
@@ -123,6 +123,13 @@ def refer_to_stored(join: "MJoin", snapshot: Snapshot, fetch: Fetch) -> None:
         for number, serial in enumerate(facts["serial"].to_pylist()):
             state.store.refer(held[named[name]["input"], serial], name, number)
         state.stored[name] = _stored(facts)
+    mark_stored(state, snapshot.tables, snapshot.values["done"])
+
+
+def named_tables(values: Mapping[str, Any]) -> frozenset[str]:
+    """The tables, without indexes, that a snapshot with these values is made of."""
+    promised = values.get("metadata", {}).get("tables", ())
+    return frozenset([*values["chunks"], *values.get("done", ()), *promised])
 
 
 def _stored(facts: pa.Table) -> StoredTable:
@@ -138,8 +145,9 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> 
             hint="Make the join as it was, or start without a snapshot.",
         )
     values: dict[str, Any] = dict(snapshot.values)
-    done = snapshot.tables["done"]
-    bits = dict(zip(done["chunk"].to_pylist(), done["bits"].to_pylist(), strict=True))
+    # Earlier versions had one table, and did not name it.
+    logged = {name: _table(name, snapshot, fetch) for name in values.get("done", [FIRST])}
+    bits = DoneBits(logged.values())
     state = join.state
     state.clear()
     state.stored = {}
@@ -153,9 +161,11 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> 
             _restore_pieces(state, name, about, facts, snapshot.tables.get(name), bits)
             continue
         chunk = _chunk(state, name, about, _table(name, snapshot, fetch), _index(name, snapshot, fetch))
-        if name in bits:
-            chunk.done = np.frombuffer(bits[name], np.uint8).copy()
+        bits.restore(name, chunk)
         state.adopt(about["input"], chunk, about["place"] == _DIRECT)
+    # What came with the snapshot is stored nowhere: the next one has it again.
+    is_stored = not logged.keys() & snapshot.tables.keys()
+    state.done_log = {name: log_of(table) for name, table in logged.items()} if is_stored else {}
     state.stamp, state.serial = values["stamp"], values["serial"]
     state.spilled[:] = False
     state.spilled[values["spilled"]] = True
@@ -180,7 +190,7 @@ def _restore_pieces(
     about: Mapping[str, Any],
     facts: pa.Table,
     table: pa.Table | None,
-    bits: Mapping[str, bytes],
+    bits: DoneBits,
 ) -> None:
     """Write pieces whose table came with the snapshot to the spill directory; reference the others."""
     i = about["input"]
@@ -188,8 +198,8 @@ def _restore_pieces(
     numbers = range(len(known)) if about["live"] is None else about["live"]
     pieces = [Piece.stored(known[number], name, number) for number in numbers]
     for piece in pieces:
-        if f"{i}-{piece.serial}" in bits:
-            piece.done = np.frombuffer(bits[f"{i}-{piece.serial}"], np.uint8).copy()
+        if state.spec.preserved[i]:
+            bits.restore(f"{i}-{piece.serial}", piece.with_done(np.zeros(-(-piece.rows // 8), np.uint8)))
     if table is None:
         state.stored[name] = _stored(facts)
         state.file_pieces(i, pieces)

@@ -10,6 +10,13 @@ import pyarrow as pa
 
 from dovetail.core.errors import PlanError, SchemaError
 from dovetail.core.memory import Budget
+from dovetail.joins.multiway.cascade import (
+    JoinTypes,
+    MultiJoinType,
+    carried_inputs,
+    nullable_inputs,
+    resolved_join_type,
+)
 from dovetail.joins.multiway.graph import JoinAttribute, JoinGraph, OnClause
 from dovetail.joins.multiway.pair_conditions import PairCondition, check_conditions
 from dovetail.joins.multiway.windows import Distances, LatePolicy, TimeWindow, TupleWindow, furthest_apart
@@ -26,7 +33,6 @@ __all__ = [
     "mjoin_spec",
 ]
 
-MultiJoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 Flushing = Literal["coordinated", "random"]
 RESERVED_PREFIX = "__"
 
@@ -55,6 +61,9 @@ class MJoinSpec:
         Fixed probing sequences: for an input, the others in probing order.
     conditions
         Conditions between two inputs besides the equality of join columns and the window.
+    cascade
+        How each input is joined with those before it, if they are not one join; see `cascade`. Such a spec is run as a
+        tree of joins.
     """
 
     schemas: Mapping[str, pa.Schema]
@@ -70,6 +79,7 @@ class MJoinSpec:
     max_delay: int | None = None
     sequences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     conditions: tuple[PairCondition, ...] = ()
+    cascade: tuple[MultiJoinType, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -112,6 +122,22 @@ class MJoinSpec:
             return tuple(name == self.driving for name in self.names)
         sides = {"right": (False, True), "full": (True, True), "semi": (True, False), "anti": (True, False)}
         return sides.get(self.how, (False,) * len(self.names))
+
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        """The inputs whose columns are in the result."""
+        if self.cascade:
+            return carried_inputs(self.names, self.cascade)
+        return self.names[:1] if self.how in ("semi", "anti") else self.names
+
+    @cached_property
+    def nullable(self) -> frozenset[str]:
+        """The inputs that a row of the result may lack."""
+        if self.cascade:
+            return nullable_inputs(self.names, self.cascade)
+        if self.how == "left":
+            return frozenset(name for name in self.names if name != self.driving)
+        return frozenset({"right": self.names[:1], "full": self.names[:2]}.get(self.how, ()))
 
     @cached_property
     def furthest(self) -> Distances | None:
@@ -172,6 +198,8 @@ class MJoinSpec:
             "schemas": {name: str(schema.remove_metadata()) for name, schema in self.schemas.items()},
             "partitions": self.partitions,
         }
+        if self.cascade:
+            about["cascade"] = list(self.cascade)
         if self.conditions:
             # Left out otherwise: so it was before there were any.
             about["conditions"] = [each.describe() for each in self.conditions]
@@ -187,7 +215,7 @@ def mjoin_spec(
     inputs: Mapping[str, pa.Schema],
     on: OnClause | JoinGraph,
     *,
-    how: MultiJoinType = "inner",
+    how: JoinTypes = "inner",
     driving: str | None = None,
     window: TupleWindow | TimeWindow | None = None,
     budget: str | int | Budget = "256MB",
@@ -201,6 +229,8 @@ def mjoin_spec(
 ) -> MJoinSpec:
     """Validate a multi-way join and create its spec; see `MJoinSpec` for the parameters.
 
+    `how` may also be a type for each input after the first, as SQL cascades joins; such a join is run by `MJoinTree`.
+
     Examples
     --------
     >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
@@ -212,7 +242,9 @@ def mjoin_spec(
     """
     schemas = dict(inputs)
     graph = on if isinstance(on, JoinGraph) else JoinGraph.of({n: s.names for n, s in schemas.items()}, on)
-    _check_join_type(how, tuple(schemas), driving)
+    kind, cascade = resolved_join_type(tuple(schemas), how)
+    if driving is not None and (kind != "left" or driving not in schemas):
+        raise PlanError(f"driving={driving!r}: only a left join has a driving input, which must be one of its inputs.")
     if not 1 <= partitions <= 4096 or partitions & (partitions - 1):
         raise PlanError(f"partitions={partitions}: the number of partitions must be a power of two up to 4096.")
     if flushing not in get_args(Flushing):
@@ -232,7 +264,7 @@ def mjoin_spec(
     spec = MJoinSpec(
         schemas,
         graph,
-        how,
+        kind,
         driving or next(iter(schemas)),
         window,
         Budget.parse(budget),
@@ -243,21 +275,11 @@ def mjoin_spec(
         max_delay,
         {name: tuple(order) for name, order in (sequences or {}).items()},
         tuple(conditions),
+        cascade,
     )
     _check_output(spec)
     _check_sequences(spec)
     return spec
-
-
-def _check_join_type(how: str, names: tuple[str, ...], driving: str | None) -> None:
-    if how not in get_args(MultiJoinType):
-        raise PlanError(f"how={how!r} is none of {', '.join(get_args(MultiJoinType))}.")
-    if len(names) > 2 and how not in ("inner", "left"):
-        raise PlanError(
-            f"how={how!r} joins two inputs, not {len(names)}.", hint="Use inner or left, or join two inputs at a time."
-        )
-    if driving is not None and (how != "left" or driving not in names):
-        raise PlanError(f"driving={driving!r}: only a left join has a driving input, which must be one of its inputs.")
 
 
 def _check_names(name: str, schema: pa.Schema) -> None:
@@ -318,8 +340,7 @@ def _check_output(spec: MJoinSpec) -> None:
                 )
             owner[column] = attribute.inputs[0]
     key_columns = {(n, c) for a in spec.attributes for n, columns in a.columns.items() for c in columns}
-    names = spec.names[:1] if spec.how in ("semi", "anti") else spec.names
-    for name in names:
+    for name in spec.carried:
         for column in spec.schemas[name].names:
             if (name, column) in key_columns:
                 continue

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dovetail.core.arrays import Int64Array, UInt8Array
+from dovetail.core.arrays import Int32Array, Int64Array, UInt8Array
 from dovetail.core.errors import SpillError, StateError
 from dovetail.core.faultpoints import fault_point
 from dovetail.joins.multiway.chunk import Chunk, Tuples, get_bits, set_bits
@@ -72,6 +72,7 @@ class Piece:
     file: Path | None = None  # None if the piece lies in a stored table
     table: str = ""  # the name of the stored table
     done: UInt8Array | None = None  # one bit per row of a preserved input
+    saved_done: UInt8Array | None = None  # those of them that are stored
 
     @classmethod
     def of(cls, chunk: Chunk, file: Path, number: int, departure: int, partition: int) -> "Piece":
@@ -80,7 +81,12 @@ class Piece:
         size = chunk.nbytes - int(chunk.rows.get_total_buffer_size()) + int(chunk.rows.nbytes)
         codes = int(chunk.codes[0].min()), int(chunk.codes[0].max())
         facts = (chunk.serial, chunk.level, departure, partition, len(chunk), size, *chunk.extremes, *codes)
-        return cls(**_named(facts), number=number, file=file, done=chunk.done)
+        return cls(**_named(facts), number=number, file=file).with_done(chunk.done)
+
+    def with_done(self, done: UInt8Array | None) -> "Piece":
+        """This piece with done bits, none of which is stored."""
+        self.done, self.saved_done = done, None if done is None else np.zeros_like(done)
+        return self
 
     def facts(self) -> list[int]:
         """The values of `FACTS`; the inverse of `stored`."""
@@ -94,7 +100,7 @@ class Piece:
     @property
     def resident_bytes(self) -> int:
         """Bytes kept in memory."""
-        return 0 if self.done is None else self.done.nbytes
+        return 0 if self.done is None else 2 * self.done.nbytes
 
 
 class SpillStore:
@@ -105,7 +111,8 @@ class SpillStore:
         self._pieces_per_file: dict[Path, int] = {}
         self._open: dict[Path, pa.ipc.RecordBatchFileReader] = {}
         self._tables: dict[str, list[pa.RecordBatch]] = {}
-        self._fetch: Fetch | None = None
+        self.fetch: Fetch | None = None
+        """Returns a stored table by name; None as long as nothing is stored."""
         self.bytes_read = 0
 
     def write(self, i: int, chunks: Iterable[Chunk], departure: int) -> tuple[list[Piece], int]:
@@ -145,7 +152,7 @@ class SpillStore:
 
     def fetch_from(self, fetch: Fetch) -> None:
         """Read stored tables with this function from now on."""
-        self._fetch = fetch
+        self.fetch = fetch
         self._tables.clear()
 
     def refer(self, piece: Piece, table: str, number: int) -> None:
@@ -158,8 +165,8 @@ class SpillStore:
         if piece.file is None:
             batches = self._tables.get(piece.table)
             if batches is None:
-                assert self._fetch is not None
-                batches = self._tables[piece.table] = self._fetch(piece.table).to_batches()
+                assert self.fetch is not None
+                batches = self._tables[piece.table] = self.fetch(piece.table).to_batches()
             batch = batches[piece.number]
         else:
             batch = self._spilled(piece.file, piece.number)
@@ -180,20 +187,25 @@ class SpillStore:
                 hint="Restore the last snapshot; spill files are not kept across restarts.",
             ) from error
 
-    def read_table(self, piece: Piece, start: int = 0, stop: int | None = None) -> pa.RecordBatch:
+    def _read(self, piece: Piece, rows: Int32Array) -> pa.RecordBatch:
         """A copy of rows of a piece."""
-        mapped = self.mapped(piece)
-        rows = pa.array(np.arange(start, mapped.num_rows if stop is None else stop))
-        batch = pa.RecordBatch.from_arrays([column.take(rows) for column in mapped.columns], schema=mapped.schema)
+        mapped, places = self.mapped(piece), pa.array(rows)
+        batch = pa.RecordBatch.from_arrays([column.take(places) for column in mapped.columns], schema=mapped.schema)
         self.bytes_read += int(batch.nbytes)
         return batch
 
     def load(self, i: int, piece: Piece, start: int = 0, stop: int | None = None) -> Chunk:
         """Rows of a piece as a chunk; `keep_done` writes back the done bits set in it."""
-        tuples = tuples_of(self._spec, i, self.read_table(piece, start, stop))
+        return self._chunk_of(i, piece, np.arange(start, piece.rows if stop is None else stop, dtype=np.int32))
+
+    def load_rows(self, i: int, piece: Piece, rows: Int32Array) -> Chunk:
+        """Some rows of a piece, in ascending order, as a chunk; see `load`."""
+        return self._chunk_of(i, piece, rows)
+
+    def _chunk_of(self, i: int, piece: Piece, rows: Int32Array) -> Chunk:
+        tuples = tuples_of(self._spec, i, self._read(piece, rows))
         if piece.done is not None:
-            done = get_bits(piece.done, np.arange(start, start + len(tuples.arrivals)))
-            tuples = tuples._replace(done=done)
+            tuples = tuples._replace(done=get_bits(piece.done, rows))
         # A piece may have been stored before rows of a code were in the order of their times.
         is_timed = tuples.low is not None and are_runs_in_time_order(tuples.codes[0], tuples.low)
         return Chunk.of_ordered(
@@ -201,10 +213,20 @@ class SpillStore:
         )
 
     @staticmethod
-    def keep_done(piece: Piece, start: int, chunk: Chunk) -> None:
-        """Write back the done bits of a loaded part."""
+    def keep_done(piece: Piece, start: int, chunk: Chunk, rows: Int32Array | None = None) -> None:
+        """Write back the done bits of a loaded part: all rows from `start`, or these rows."""
         if piece.done is not None and chunk.done is not None:
-            set_bits(piece.done, start + np.flatnonzero(get_bits(chunk.done, None, len(chunk))))
+            places = np.flatnonzero(get_bits(chunk.done, None, len(chunk)))
+            set_bits(piece.done, start + places if rows is None else rows[places])
+
+    def codes_of(self, piece: Piece) -> Int64Array:
+        """The codes of the first attribute, mapped; what a caller touches of them it reports to `bytes_read`."""
+        return _integers(self.mapped(piece).column(0))
+
+    def arrivals_of(self, i: int, piece: Piece) -> Int64Array:
+        """The arrival stamps of a piece, which are read whole."""
+        self.bytes_read += 8 * piece.rows
+        return _integers(self.mapped(piece).column(len(self._spec.input_attributes[i])))
 
     def release(self) -> None:
         """Unmap all files."""

@@ -24,7 +24,8 @@ from dovetail.joins.multiway.spill import Piece, SpillStore, StoredTable
 __all__ = ["Domain", "JoinState", "Limits"]
 
 TIER = 4  # chunks of one level that are merged into one of the next
-_LARGEST_CHUNK_BYTES = 1 << 30
+# More state adds chunks, not levels: what a commit writes does not grow with it.
+_LARGEST_CHUNK_BYTES = 1 << 27
 
 
 @dataclass
@@ -77,6 +78,8 @@ class JoinState:
         self.store = SpillStore(spec)
         self.stored: dict[str, StoredTable] = {}
         """The stored tables that hold pieces, by name."""
+        self.done_log: dict[str, int] = {}
+        """The stored tables that hold done bits, oldest first, with their sizes."""
         self.stamp = 1
         self.serial = 1
         self._memory_bytes = ledger.reserve("state")

@@ -8,6 +8,9 @@ latest time. Every node gets an equal part of the budget. A plan of one node is 
 
 A condition between two inputs is checked by the node in which they meet. So is a bound between their event times; what
 it says of the earliest and latest times of whole parts also bounds the state of that node.
+
+In a cascade of outer joins (`cascade`) each node has the join type of its last part. What a node knows of event times
+follows from the bounds among the inputs so far: those of a later input need not hold for a row that lacks it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,12 +22,13 @@ import pyarrow as pa
 
 from dovetail.core.errors import PlanError
 from dovetail.core.memory import Budget
+from dovetail.joins.multiway.cascade import DROPPING, MultiJoinType, cascade_tree
 from dovetail.joins.multiway.graph import JoinAttribute, JoinGraph
 from dovetail.joins.multiway.output import MultiOutput
 from dovetail.joins.multiway.pair_conditions import PairCondition, RenamedPair, TimeDistance
 from dovetail.joins.multiway.planner import MultiwayPlan, PlanNode, leaves_of
 from dovetail.joins.multiway.spec import MJoinSpec, mjoin_spec
-from dovetail.joins.multiway.windows import TimeBound, TimeWindow
+from dovetail.joins.multiway.windows import Distances, TimeBound, TimeWindow, furthest_apart
 
 __all__ = ["TreeNode", "final_columns", "graph_of_node", "internal_names", "tree_nodes"]
 
@@ -39,6 +43,7 @@ class TreeNode:
     lower: Mapping[str, "TreeNode"]  # the nodes whose results it joins, by their name in `spec`
     columns: Mapping[str, str]  # result columns passed on to the parent, each with an input that has it
     times: tuple[str, ...]  # the event-time columns among them; empty without a window
+    carried: tuple[str, ...]  # the leaves whose columns are in its results
 
     @property
     def name(self) -> str:
@@ -79,13 +84,57 @@ def tree_nodes(
     if plan.graph.as_dict() != spec.graph.as_dict():
         raise PlanError("The plan belongs to another join graph.", hint="Plan with spec.graph.")
     count = len(list(plan.root.nodes()))
+    if spec.cascade:
+        _check_cascade(spec, plan)
     if count == 1:
-        return (TreeNode(0, spec, spec.names, {}, {}, ()),)
-    if spec.how != "inner":
+        return (TreeNode(0, spec, spec.names, {}, {}, (), spec.carried),)
+    if not spec.cascade and spec.how != "inner":
         _refuse_outer(spec, count)
     builder = _Builder(spec, frozenset(hidden), mark, Budget(max(1, spec.budget.total_bytes // count)))
     builder.add(plan.root)
+    if spec.cascade:
+        _check_ends(builder.nodes)
     return tuple(builder.nodes)
+
+
+def _check_cascade(spec: MJoinSpec, plan: MultiwayPlan) -> None:
+    """Refuse another order than that of the inputs, and conditions on columns that are gone."""
+    expected = cascade_tree(spec.graph, spec.cascade)
+    if plan.root.as_nested() != expected:
+        raise PlanError(
+            f"plan={plan.root.as_nested()!r}: outer joins are not joined in another order than that of the inputs, "
+            f"which is {expected!r}.",
+            hint="Leave plan= out.",
+        )
+    bounds = spec.window.bounds if isinstance(spec.window, TimeWindow) else ()
+    conditions: list[PairCondition | TimeBound] = [*spec.conditions, *bounds]
+    for each in conditions:
+        first, second = sorted((each.left, each.right), key=spec.names.index)
+        if spec.cascade[spec.names.index(first)] in DROPPING:
+            raise PlanError(
+                f"The condition {each.describe()!r} compares {second!r} with {first!r}, whose columns are gone after "
+                "its semi or anti join.",
+                hint=f"Join {second!r} before {first!r}, or leave the condition out.",
+            )
+
+
+def _check_ends(nodes: Sequence["TreeNode"]) -> None:
+    """Refuse joins whose rows without a match would wait for ever, or whose results may come at any time."""
+    for node in nodes:
+        spec = node.spec
+        is_last = node is nodes[-1]
+        for name, is_kept, reach in zip(spec.names, spec.preserved, spec.reaches, strict=True):
+            if spec.window is None or reach is not None or not is_kept or (is_last and not spec.gives_unmatched):
+                continue
+            other = next(other for other in spec.names if other != name)
+            ours, theirs = (
+                ", ".join(node.lower[part].leaves) if part in node.lower else part for part in (name, other)
+            )
+            raise PlanError(
+                f"The {spec.how} join of {theirs} with {ours} keeps rows of {ours}, but no bound says how much later a "
+                "match may be: a row without one would wait for ever.",
+                hint="Add an upper bound between their event times to the conditions, or a window.",
+            )
 
 
 def _refuse_outer(spec: MJoinSpec, count: int) -> None:
@@ -135,7 +184,8 @@ class _Builder:
         spec = mjoin_spec(
             schemas,
             graph_of_node(self._spec.graph, plan, list(schemas)),
-            window=self._window(plan, times),
+            how=self._join_type(plan),
+            window=self._window(plan, times, lower),
             budget=self._budget,
             spill_directory=self._spec.spill_directory,
             partitions=self._spec.partitions,
@@ -144,33 +194,53 @@ class _Builder:
             max_delay=self._spec.max_delay,
             conditions=self._conditions(plan, list(schemas)),
         )
-        of_leaves = () if self._spec.window is None else tuple(map(self._leaf_time, plan.inputs))
-        columns = self._columns(schemas, lower)
-        made = TreeNode(len(self.nodes), spec, plan.inputs, lower, columns, tuple(dict.fromkeys(of_leaves)))
+        carried = tuple(leaf for name in spec.carried for leaf in (lower[name].carried if name in lower else (name,)))
+        of_leaves = () if self._spec.window is None else tuple(map(self._leaf_time, carried))
+        columns = self._columns({name: schemas[name] for name in spec.carried}, lower)
+        made = TreeNode(len(self.nodes), spec, plan.inputs, lower, columns, tuple(dict.fromkeys(of_leaves)), carried)
         self.nodes.append(made)
         return made
 
-    def _window(self, plan: PlanNode, times: Mapping[str, str | tuple[str, str]]) -> TimeWindow | None:
+    def _join_type(self, plan: PlanNode) -> MultiJoinType:
+        last = plan.children[-1]
+        return self._spec.cascade[self._spec.names.index(leaves_of(last)[-1])] if self._spec.cascade else "inner"
+
+    def _window(
+        self, plan: PlanNode, times: Mapping[str, str | tuple[str, str]], lower: Mapping[str, TreeNode]
+    ) -> TimeWindow | None:
         window = self._spec.window
         if isinstance(window, TimeWindow):
             if not window.bounds:
                 return TimeWindow(window.width, times, window.lateness, window.late)
-            bounds = self._bounds(dict(zip(times, map(leaves_of, plan.children), strict=True)))
+            carried = [lower[name].carried if name in lower else (name,) for name in times]
+            bounds = self._bounds(dict(zip(times, carried, strict=True)))
             return TimeWindow(None, times, window.lateness, window.late, bounds)
         # A tuple window becomes a window over places, which the tree counts.
         return None if window is None else TimeWindow(window.width, times)
 
     def _bounds(self, parts: Mapping[str, Sequence[str]]) -> list[TimeBound]:
         """What the bounds of all inputs say of the earliest and latest times of a node's parts."""
-        assert self._spec.furthest is not None
-        places = {name: [self._spec.names.index(leaf) for leaf in leaves] for name, leaves in parts.items()}
+        names, furthest = self._known_distances([leaf for leaves in parts.values() for leaf in leaves])
+        places = {name: [names.index(leaf) for leaf in leaves] for name, leaves in parts.items()}
         bounds = []
         for left, right in combinations(parts, 2):
-            after = _most(self._spec.furthest[x][y] for x in places[left] for y in places[right])
-            before = _most(self._spec.furthest[y][x] for x in places[left] for y in places[right])
+            after = _most(furthest[x][y] for x in places[left] for y in places[right])
+            before = _most(furthest[y][x] for x in places[left] for y in places[right])
             if after is not None or before is not None:
                 bounds.append(TimeBound(left, right, None if before is None else -before, after))
         return bounds
+
+    def _known_distances(self, leaves: Sequence[str]) -> tuple[Sequence[str], Distances]:
+        """How far apart the event times of a node's inputs may be, and these inputs."""
+        window = self._spec.window
+        if not self._spec.cascade:
+            assert self._spec.furthest is not None
+            return self._spec.names, self._spec.furthest
+        assert isinstance(window, TimeWindow)
+        bounds = [bound for bound in window.bounds if {bound.left, bound.right} <= set(leaves)]
+        furthest = furthest_apart(leaves, TimeWindow(window.width, window.columns, bounds=bounds))
+        assert furthest is not None
+        return leaves, furthest
 
     def _conditions(self, plan: PlanNode, names: Sequence[str]) -> list[PairCondition]:
         """The conditions between inputs of two different parts of a node, on the node's columns."""
@@ -221,8 +291,10 @@ class _Builder:
     def _result_schema(self, node: TreeNode) -> pa.Schema:
         leaves = {leaf: self._leaf_schema(leaf) for leaf in node.leaves}
         fields = [leaves[leaf].field(column) for column, leaf in node.columns.items()]
+        if self._spec.cascade:
+            fields = [field.with_nullable(True) for field in fields]
         if node.times:
-            kinds = [leaves[leaf].field(self._leaf_time(leaf)).type for leaf in node.leaves]
+            kinds = [leaves[leaf].field(self._leaf_time(leaf)).type for leaf in node.carried]
             fields += [pa.field(end, _common_time(kinds)) for end in node.ends]
         if self._mark is not None:
             # A row that reports a finished value is NULL in all columns but the join's.

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from dovetail.core.errors import PlanError
 
-__all__ = ["LatePolicy", "TimeBound", "TimeWindow", "TupleWindow", "furthest_apart"]
+__all__ = ["Distances", "LatePolicy", "TimeBound", "TimeWindow", "TupleWindow", "furthest_apart"]
 
 LatePolicy = Literal["drop", "side"]
 Distances = tuple[tuple[int | None, ...], ...]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dovetail.core.arrays import Int64Array
-from dovetail.joins.multiway.disk_stages import DiskStages
+from dovetail.joins.multiway.disk.stages import DiskStages
 from dovetail.joins.multiway.state import JoinState
 from dovetail.joins.promises.purging import Purger
 from dovetail.joins.promises.spec import Metadata

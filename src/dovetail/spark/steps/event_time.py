@@ -1,6 +1,6 @@
 """How far event time has come in a multi-way join, over all its inputs, shards and joins of a tree."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,30 @@ class EventTime:
     idle_after_ms: int | None = None  # a silent input holds the watermark back for this long; None: for good
     _begun_ms: list[int] = field(default_factory=list, compare=False)  # the first micro-batch of this process
 
-    def decide(self, previous: Mapping[str, StepRecord] | None, clock: BatchClock) -> dict[str, Any]:
-        """For the intent: the watermark and, where inputs may be idle, when rows of each were last seen."""
-        if self.idle_after_ms is None:
-            return {"watermark": None if previous is None else self.watermark(previous)}
-        seen = self._seen(previous, clock)
-        idle = self._idle(seen, clock)
-        return {"watermark": None if previous is None else self.watermark(previous, idle), "seen": seen, "idle": idle}
+    def decide(
+        self, previous: Mapping[str, StepRecord] | None, clock: BatchClock, below: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """For the intent: the watermark and, where inputs may be idle, when rows of each were last seen.
+
+        `below` are the steps whose results a step of a cascade joins. They emit rows with times before the watermark of
+        the inputs, up to which such a step must not purge; that of the inputs still tells which rows are late.
+        """
+        decided: dict[str, Any] = {}
+        idle = None
+        if self.idle_after_ms is not None:
+            seen = self._seen(previous, clock)
+            idle = self._idle(seen, clock)
+            decided = {"seen": seen, "idle": idle}
+        watermark = None if previous is None else self.watermark(previous, idle)
+        if not below:
+            return {"watermark": watermark, **decided}
+        return {"watermark": self._held(watermark, previous or {}, below), "late_before": watermark, **decided}
+
+    def _held(self, watermark: int | None, previous: Mapping[str, StepRecord], below: Sequence[str]) -> int | None:
+        completed = [report["completed"] for step in below if step in previous for report in previous[step].reports]
+        if watermark is None or None in completed or not completed:
+            return None
+        return int(min([watermark, *completed]))
 
     def watermark(self, previous: Mapping[str, StepRecord], idle: list[str] | None = None) -> int | None:
         """What the next micro-batch goes by: the slowest input that is not idle counts, and it never goes back.

@@ -12,9 +12,10 @@ from dovetail.core.durations import parse_duration_ms
 from dovetail.core.errors import PlanError
 from dovetail.core.memory import Budget
 from dovetail.joins.multiway import MJoinSpec, TimeBound, TimeWindow, mjoin_spec
+from dovetail.joins.multiway.cascade import UNMATCHED, JoinTypes
 from dovetail.joins.multiway.graph import JoinGraph, OnClause
 from dovetail.joins.multiway.planner import ForcedPlan, MultiwayStatistics, plan_multiway
-from dovetail.joins.multiway.spec import LatePolicy, MultiJoinType
+from dovetail.joins.multiway.spec import LatePolicy
 from dovetail.joins.promises import Order
 from dovetail.joins.promises.spec import BrokenPromisePolicy
 from dovetail.spark.flow.late_rows import SideFiles
@@ -37,7 +38,7 @@ def multi_join(
     inputs: Mapping[str, DataFrame],
     *,
     on: OnClause,
-    how: MultiJoinType = "inner",
+    how: JoinTypes = "inner",
     window: str | None = None,
     time: str | Mapping[str, str] | None = None,
     lateness: str | None = None,
@@ -70,9 +71,10 @@ def multi_join(
         The join columns: one or several names that all inputs have; for each input, its own; or, if inputs are joined
         on different columns, equalities such as ``[("a.x", "b.x"), ("b.y", "c.y")]``.
     how
-        ``"inner"``; ``"left"``, which keeps the rows of the first input; for two inputs also ``"right"``, ``"full"``,
-        ``"semi"`` and ``"anti"``. Only ``"inner"`` if the inputs do not all share the join columns. A row without a
-        match is emitted when the watermark has passed its window.
+        ``"inner"``; ``"left"``, which keeps the rows of the first input that are in no combination with all others;
+        ``"right"``, ``"full"``, ``"semi"`` and ``"anti"``. Or a type for each input after the first, as SQL cascades
+        joins: ``{"b": "left", "c": "full"}`` is ``a LEFT JOIN b USING (...) FULL JOIN c USING (...)``, in the order of
+        `inputs`. A row without a match is emitted when the watermark has passed its window.
     window
         Rows join if their event times are at most this far apart, pairwise, such as ``"2 seconds"``. State that no
         later row can match is removed. None: everything is kept.
@@ -179,6 +181,12 @@ def multi_join(
         spill_directory=None if spill_directory is None else local_path(spill_directory, "spill_directory"),
     )
     _check_unmatched_end(spec)
+    if spec.cascade and promised is not None:
+        raise PlanError(
+            f"how={dict(how) if isinstance(how, Mapping) else how!r} with keys=, clustered=, ordered= or punctuations= "
+            "is not supported: they need one join of all inputs, or inner joins.",
+            hint="Leave the promises out, or join fewer inputs at a time.",
+        )
     chosen = plan_multiway(graph, _statistics(statistics, spec), force=plan, how=how)
     parallelism = max(1, spark.sparkContext.defaultParallelism)
     side = _late_output(late, late_path, spec, inputs)
@@ -197,7 +205,16 @@ def _named_times(time: str | Mapping[str, str] | None, inputs: Mapping[str, Data
 
 
 def _check_unmatched_end(spec: MJoinSpec) -> None:
-    """Refuse bounds by which a row without a match would wait for ever."""
+    """Refuse joins in which a row without a match would wait for ever; see `tree_nodes` for those of a cascade."""
+    unmatched = next((kind for kind in (spec.how, *spec.cascade) if kind in UNMATCHED), None)
+    if spec.window is None and unmatched is not None and (spec.cascade or spec.how == "full"):
+        raise PlanError(
+            f"how={unmatched!r} without a watermark: a row without a match could only be emitted when no match can "
+            "come any more, and without event times one always can, so it would never be.",
+            hint='Pass window="1 hour" and time="ts", or a condition= that bounds event times.',
+        )
+    if spec.cascade:
+        return
     for name, is_kept, reach in zip(spec.names, spec.preserved, spec.reaches, strict=True):
         if isinstance(spec.window, TimeWindow) and spec.gives_unmatched and is_kept and reach is None:
             raise PlanError(

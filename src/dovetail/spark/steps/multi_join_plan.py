@@ -157,7 +157,7 @@ class _Tree:
         where = (layout.shards, layout.parallelism, self._time())
         about = (_step_name(node), node.spec, members, slots, *where, lower, final, layout.late, plan)
         if self._promised is None:
-            return MultiJoinStep(*about)
+            return MultiJoinStep(*about, is_cascade=bool(self._spec.cascade))
         return MetadataJoinStep(self._promised.of_node(node, self._spec, is_last), *about)
 
     def _time(self) -> EventTime | None:
@@ -190,8 +190,10 @@ class _Tree:
             first = below.leaves[0]
             kind = self._inputs[first].schema[self._times[first]].dataType
             fields += [T.StructField(end, kind) for end in below.ends]
-        if self._promised is not None:
+        if self._promised is not None or self._spec.cascade:
+            # Rows that report closed values, and those that lack an input, are NULL there.
             fields = [T.StructField(f.name, f.dataType, True, f.metadata) for f in fields]
+        if self._promised is not None:
             fields.append(T.StructField(mark_column(name), T.ByteType()))
         return T.StructType(fields)
 

@@ -60,7 +60,7 @@ class MultiJoinStep(Step):
     Rows are tagged with the number of their input. The budget of ``spec`` is for all shards. ``layout`` holds all
     inputs of the flow and the results of lower joins. In a tree, ``lower`` are the joins whose results are joined here,
     by the spec's names, and the last join has ``final``: the internal name of each output column. ``plan`` is that of
-    all joins.
+    all joins. ``is_cascade`` if the tree is of outer joins, whose watermarks differ.
     """
 
     has_tags = True
@@ -80,9 +80,10 @@ class MultiJoinStep(Step):
         final: Mapping[str, str] | None = None,
         late: SideFiles | None = None,
         plan: MultiwayPlan | None = None,
+        is_cascade: bool = False,
     ) -> None:
         self.side_files, self._plan = () if late is None else (late,), plan
-        self.name, self.spec = name, spec
+        self.name, self.spec, self.is_cascade = name, spec, is_cascade
         self.layout, self._parallelism, self._time, self._lower = layout, parallelism, time, lower
         self.takes = None if lower is None else tuple(join.step for join in lower.values())
         self._members = dict(members)
@@ -188,7 +189,8 @@ class MultiJoinStep(Step):
         decided = {"time_ms": clock.time_ms, "drain": clock.is_draining or self.spec.max_delay is None}
         if self._time is None:
             return {**decided, "watermark": None}
-        return {**decided, **self._time.decide(previous, clock)}
+        below = (self.takes or ()) if self.is_cascade else ()
+        return {**decided, **self._time.decide(previous, clock, below)}
 
     def needs_order(self, is_last: bool) -> bool:
         """Whatever arrives first, the results of a micro-batch and those still to come are the same."""

@@ -94,6 +94,9 @@ def test_complete_join_while_inputs_go_on_is_not_repeated_at_the_end(three: Any)
     three.offer("3", (7, "c"))
     assert three.labels(three.join.drain()) == [("a", "b", "c")]
     assert three.join.pending == 0
+    # There is room: all came back to memory. Flushed again, (a, b, c) would be made from disk.
+    three.join.flush("1")
+    three.join.flush("2")
     three.offer("3", (7, "d"))
     assert three.join.pending == 1
     assert three.end() == [("a", "b", "d")]

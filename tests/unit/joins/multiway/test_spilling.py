@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.core.errors import SpillError, StateError
 from dovetail.joins.multiway import MJoin, TimeWindow, mjoin_spec
+from dovetail.joins.multiway.snapshots import named_tables
 from dovetail.testing.faults import python_program, run_unharmed
 from dovetail.testing.snapshots import through_storage
 
@@ -107,6 +108,31 @@ def test_snapshot_leaves_out_chunks_that_are_stored_already(script: Any) -> None
         script("ab").join.restore(second)
 
 
+def test_commit_writes_the_done_bits_that_were_set_since_the_last(script: Any) -> None:
+    join = script("ab", how="left", budget="8MB")
+    rows = 20_000
+    join.offer("a", *[(k, "a") for k in range(rows)])
+    stored: dict[str, pa.Table] = {}
+    sizes, tables = [], 0
+    for start in range(0, rows // 2, 100):
+        join.offer("b", *[(2 * k, "b") for k in range(start, start + 50)])
+        snapshot = through_storage(join.join.snapshot(have=frozenset(stored)))
+        sizes.append(sum(t.nbytes for name, t in snapshot.tables.items() if name.startswith("done")))
+        stored |= snapshot.tables
+        stored = {n: t for n, t in stored.items() if n.removesuffix(".index") in named_tables(snapshot.values)}
+        join.join.refer_to_stored(snapshot, stored.__getitem__)
+        tables = max(tables, sum(name.startswith("done") for name in stored))
+    # 50 rows are matched in each: as places they take 200 bytes, as bits of all rows 2,500.
+    assert sorted(sizes)[len(sizes) // 2] < 400
+    assert sum(sizes) / len(sizes) < 1_500
+    assert tables <= 20
+    again = script("ab", how="left", budget="8MB")
+    again.join.restore(replace(snapshot, tables={}), stored.__getitem__)
+    matched = {2 * k for start in range(0, rows // 2, 100) for k in range(start, start + 50)}
+    for one in (join, again):
+        assert len(one.end()) == rows - len(matched)
+
+
 def test_what_is_on_disk_is_stored_once_and_attached_without_being_written_or_read(script: Any, tmp_path: Path) -> None:
     options = {"budget": "400kB", "partitions": 4}
     join = script("ab", spill_directory=tmp_path / "first", **options)
@@ -136,7 +162,7 @@ def test_what_is_on_disk_is_stored_once_and_attached_without_being_written_or_re
         return stored[name]
 
     again = script("ab", spill_directory=tmp_path / "second", **options)
-    again.join.restore(replace(snapshot, tables={"done": snapshot.tables["done"]}), fetch)
+    again.join.restore(replace(snapshot, tables={}), fetch)
     in_memory = [n for n, about in snapshot.values["chunks"].items() if about["place"] != "disk"]
     # Of what is on disk, only what is known of it is read.
     assert sorted(asked) == sorted([*in_memory, *(f"{name}.index" for name in snapshot.values["chunks"])])
@@ -181,6 +207,57 @@ def test_expired_tuples_on_disk_are_dropped_and_their_partitions_return_to_memor
     assert list(tmp_path.iterdir()) == []
     join.offer("a", (1, 200, "a"))
     assert join.offer("b", (1, 200, "b")) == [("a", "b")]
+
+
+@FLUSHING
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_what_a_burst_has_spilled_comes_back_when_there_is_room(
+    script: Any, tmp_path: Path, flushing: str, how: str
+) -> None:
+    window = TimeWindow(10, {name: f"t{name}" for name in "ab"})
+    options = {"budget": "60kB", "partitions": 8, "flushing": flushing, "how": how}
+    join = script("ab", time=True, window=window, spill_directory=tmp_path, **options)
+    out: list[Any] = []
+
+    def tick(now: int, keys: range) -> None:
+        for name in "ab":
+            shown = keys if name == "a" else keys[::2]
+            out.extend(join.offer(name, *[(k, now, f"{name}{k}{WIDE}") for k in shown]))
+        out.extend(join.labels(join.join.drain()))
+        out.extend(join.labels(join.join.advance(now - 1)))
+
+    ticks = [(now, range(10 * now, 10 * now + (60 if now < 4 else 2))) for now in range(40)]
+    for now, keys in ticks:
+        tick(now, keys)
+        if now == 4:
+            assert any(any(domain.pieces) for domain in join.join.state.domains)
+    assert join.join.metrics.reloaded_rows > 0
+    assert not join.join.state.spilled.any()
+    assert not any(any(domain.pieces) for domain in join.join.state.domains)
+    assert list(tmp_path.iterdir()) == []
+    out += join.end()
+    a = [(k, now, f"a{k}{WIDE}") for now, keys in ticks for k in keys]
+    b = [(k, now, f"b{k}{WIDE}") for now, keys in ticks for k in keys[::2]]
+    pairs = [(x[2], y[2]) for x in a for y in b if x[0] == y[0] and abs(x[1] - y[1]) <= 10]
+    alone = [(x[2], None) for x in a if how == "left" and not any(x[2] == pair[0] for pair in pairs)]
+    assert sorted(out, key=str) == sorted(pairs + alone, key=str)
+
+
+def test_catch_up_reads_what_new_rows_need_and_not_their_partitions(script: Any, tmp_path: Path) -> None:
+    join = script("ab", budget="200kB", partitions=4, spill_directory=tmp_path)
+    total = 4000
+    for start in range(0, total, 100):
+        for name in "ab":
+            join.offer(name, *[(k, f"{name}{k}{WIDE}") for k in range(start, start + 100)])
+    join.labels(join.join.drain())
+    held = sum(piece.bytes for d in join.join.state.domains for pieces in d.pieces for piece in pieces)
+    assert held > total * len(WIDE)
+    read, out = join.join.metrics.bytes_read, []
+    for k in (5, 1234, 3999):
+        out += join.offer("a", (k, "late"))
+    out += join.labels(join.join.drain())
+    assert sorted(out) == sorted(("late", f"b{k}{WIDE}") for k in (5, 1234, 3999))
+    assert join.join.metrics.bytes_read - read < held / 20
 
 
 def test_key_with_a_million_matches_is_given_out_in_bounded_batches(tmp_path: Path) -> None:

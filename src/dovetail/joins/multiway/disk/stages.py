@@ -28,11 +28,18 @@ from dovetail.joins.multiway.probing import Partial, Prober, SequenceChooser
 from dovetail.joins.multiway.results import ResultWriter
 from dovetail.joins.multiway.spill import Piece
 from dovetail.joins.multiway.state import Domain, JoinState
-from dovetail.kernels.bucket_index import partitions_of
+from dovetail.kernels.bucket_index import (
+    bucket_count_of,
+    expand_piece,
+    find_in_buckets,
+    order_by_bucket,
+    stretch_of_partition,
+)
 
 __all__ = ["DiskStages", "is_redundant"]
 
 _MOST_RANGES = 256
+_LOOKUP_COST = 4  # of a code in a piece on disk, in rows read
 
 
 class DiskStages:
@@ -74,25 +81,50 @@ class DiskStages:
     def join_completely(self, number: int) -> Iterator[pa.RecordBatch]:
         """Emit every missing result of a domain.
 
-        The domain is split into as many hash ranges as needed for the pieces of one range to fit in memory. Rows on
-        disk are in hash order, so each is read once per driving input.
+        Of tuples on disk, those are read that have a join value of the new tuples. The domain is split into as many
+        hash ranges as needed for those of one range to fit in memory. Rows on disk are in hash order, so each is read
+        once per driving input.
         """
         state, domain = self._state, self._state.domains[number]
         stamp = state.next_stamp()
         with self._memory_to_work_in():
-            total = sum(piece.bytes for pieces in domain.pieces for piece in pieces)
+            new = self._new_codes(number)
             ranges = 1
-            while state.spec.is_star and ranges < _MOST_RANGES and total // ranges > state.limits.work // 4:
-                ranges *= 2
+            if new is not None:
+                total = sum(self._needed_bytes(piece, new) for pieces in domain.pieces for piece in pieces)
+                while ranges < _MOST_RANGES and total // ranges > state.limits.work // 4:
+                    ranges *= 2
             for place in range(ranges):
-                yield from self._join_range(domain, _Range(number, place, ranges))
+                yield from self._join_range(domain, _Range(number, place, ranges), new)
         domain.joined_until = stamp
         domain.log.clear()
         domain.pending, domain.pending_since, domain.pending_low = 0, None, None
         self._metrics.catch_ups += 1
 
-    def _join_range(self, domain: Domain, where: "_Range") -> Iterator[pa.RecordBatch]:
-        parts = [self._parts_in(pieces, where) for pieces in domain.pieces]
+    def _new_codes(self, number: int) -> Int64Array | None:
+        """The join values of a domain that have new tuples, in the order of their hash; None for all."""
+        state, domain = self._state, self._state.domains[number]
+        if not state.spec.is_star:
+            return None
+        found, since = [np.zeros(0, np.int64)], domain.joined_until
+        for i, pieces in enumerate(domain.pieces):
+            for chunk in (*state.memory[i], *state.direct[i]):
+                if chunk.max_arrival >= since:
+                    rows = self._rows_in(chunk, _Range(number, 0, 1))
+                    found.append(chunk.codes[0][rows[chunk.arrivals[rows] >= since]])
+            for piece in pieces:
+                if piece.max_arrival >= since:
+                    state.store.bytes_read += 8 * piece.rows
+                    found.append(state.store.codes_of(piece)[state.store.arrivals_of(i, piece) >= since])
+        codes = np.unique(np.concatenate(found))
+        order, _ = order_by_bucket(codes, bucket_count_of(len(codes), 1))
+        return codes[order]
+
+    def _join_range(self, domain: Domain, where: "_Range", new: Int64Array | None) -> Iterator[pa.RecordBatch]:
+        if new is not None:
+            start, stop = self._stretch(new, where)
+            new = new[start:stop]
+        parts = [self._parts_in(pieces, where, new) for pieces in domain.pieces]
         since = domain.joined_until
         for i in range(len(parts)):
             resident = [c for c in (*self._state.memory[i], *self._state.direct[i]) if c.max_arrival >= since]
@@ -158,7 +190,6 @@ class DiskStages:
             store = self._state.store
             self._metrics.bytes_read += store.bytes_read
             store.bytes_read = 0
-            store.release()
 
     def _groups(self, parts: Sequence["_Part"]) -> Iterator[list["_Part"]]:
         """Groups of parts that are loaded together: one input's share of the work memory."""
@@ -178,24 +209,46 @@ class DiskStages:
     def _loaded(self, i: int, parts: Sequence["_Part"]) -> Iterator[list[Chunk]]:
         """Parts of pieces in memory; done bits set in the meantime are kept."""
         store = self._state.store
-        chunks = [store.load(i, part.piece, part.start, part.stop) for part in parts]
+        chunks = [
+            store.load(i, part.piece, part.start, part.stop)
+            if part.rows is None
+            else store.load_rows(i, part.piece, part.rows)
+            for part in parts
+        ]
         try:
             yield chunks
         finally:
             for part, chunk in zip(parts, chunks, strict=True):
-                store.keep_done(part.piece, part.start, chunk)
+                store.keep_done(part.piece, part.start, chunk, part.rows)
 
-    def _parts_in(self, pieces: Sequence[Piece], where: "_Range") -> list["_Part"]:
-        """The rows of each piece that lie in a hash range."""
-        if where.ranges == 1:
-            return [_Part(piece, 0, piece.rows) for piece in pieces]
+    def _parts_in(self, pieces: Sequence[Piece], where: "_Range", new: Int64Array | None) -> list["_Part"]:
+        """The rows of each piece that lie in a hash range and, where that saves reading, have one of some codes."""
         parts = []
         for piece in pieces:
-            codes = self._state.store.mapped(piece).column(0).to_numpy()
-            start, stop = self._stretch(codes, where)
+            if new is not None and _is_worth_looking_up(piece, len(new) * where.ranges):
+                first, count, total = self._found(piece, new)
+                if total:
+                    _, rows, _ = expand_piece(first, count, (0, 0, total), total)
+                    parts.append(_Part(piece, 0, piece.rows, rows))
+                continue
+            start, stop = 0, piece.rows
+            if where.ranges > 1:
+                start, stop = self._stretch(self._state.store.codes_of(piece), where)
             if start < stop:
                 parts.append(_Part(piece, start, stop))
         return parts
+
+    def _needed_bytes(self, piece: Piece, new: Int64Array) -> int:
+        """About how much of a piece must be read for some codes."""
+        if not _is_worth_looking_up(piece, len(new)):
+            return piece.bytes
+        return piece.bytes * self._found(piece, new)[2] // max(1, piece.rows)
+
+    def _found(self, piece: Piece, codes: Int64Array) -> tuple[Int32Array, Int32Array, int]:
+        """The places of codes in a piece, by binary searches in the mapped codes."""
+        store = self._state.store
+        store.bytes_read += 8 * min(piece.rows, len(codes) * piece.rows.bit_length())
+        return find_in_buckets(np.array([0, piece.rows], np.int32), store.codes_of(piece), codes)
 
     def _rows_in(self, chunk: Chunk, where: "_Range") -> Int32Array:
         """The rows of a chunk in memory that lie in a hash range of a domain."""
@@ -209,9 +262,8 @@ class DiskStages:
     def _stretch(self, codes: Int64Array, where: "_Range") -> tuple[int, int]:
         if where.ranges == 1:
             return 0, len(codes)
-        numbers = partitions_of(codes, self._state.spec.partitions * where.ranges)
         wanted = where.domain * where.ranges + where.place
-        return int(np.searchsorted(numbers, wanted, "left")), int(np.searchsorted(numbers, wanted, "right"))
+        return stretch_of_partition(codes, self._state.spec.partitions * where.ranges, wanted)
 
 
 class _Range(NamedTuple):
@@ -223,16 +275,23 @@ class _Range(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A range of a piece's rows."""
+    """A range of a piece's rows, or those of them that are named."""
 
     piece: Piece
     start: int
     stop: int
+    rows: Int32Array | None = None
 
     @property
     def bytes(self) -> float:
         """The approximate size in memory."""
-        return self.piece.bytes * (self.stop - self.start) / max(1, self.piece.rows)
+        count = self.stop - self.start if self.rows is None else len(self.rows)
+        return self.piece.bytes * count / max(1, self.piece.rows)
+
+
+def _is_worth_looking_up(piece: Piece, codes: int) -> bool:
+    """Whether looking up each of so many codes is less than reading the piece."""
+    return _LOOKUP_COST * codes < piece.rows
 
 
 def is_redundant(result: Partial, log: Sequence[tuple[int, int]], joined_until: int) -> BoolArray:

@@ -1,0 +1,1 @@
+"""What a multi-way join does with tuples that do not fit in memory."""
