@@ -24,6 +24,7 @@ from dovetail.relation.looking import first_rows, rows_of_keys
 from dovetail.relation.relation_reader import RelationReader
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.relation.shard_writer import remove_new_files
+from dovetail.relation.table_sources import table_reader
 from dovetail.relation.version_log import VacuumReport, VersionLog
 from dovetail.storage.files import RelationFiles, storage_errors
 from dovetail.storage.interface import Storage
@@ -104,7 +105,9 @@ class Relation:
         ----------
         source
             A Spark DataFrame, written by one Spark job; or an Arrow table, record batch or reader, written in this
-            process. As with Spark's file sources, every column of the relation is nullable.
+            process; or a Delta or Iceberg table, read into this process: its directory, ``namespace.table`` in the
+            default Iceberg catalog, or the object of its library. As with Spark's file sources, every column of the
+            relation is nullable.
         path
             A directory on a local disk (on a cluster: one shared by all nodes). Created if missing.
         on
@@ -483,6 +486,9 @@ def row_source(source: Any, storage: Storage = LOCAL) -> RowSource:
         # Imported by name: reading a relation must not require Spark.
         job = importlib.import_module("dovetail.spark.plan.relation_jobs")
         return job.DataFrameSource(source)  # type: ignore[no-any-return]
+    reader = table_reader(source)
+    if reader is not None:
+        return ArrowSource(reader, storage)
     raise PlanError(
         f"a {type(source).__name__} cannot be written to a relation: pass a Spark DataFrame or an Arrow table."
     )
