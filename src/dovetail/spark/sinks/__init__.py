@@ -15,13 +15,13 @@ sink                    what it does                                            
 ======================  ============================================================  ==================================
 """
 
+from dovetail.spark.flow.noop import NoopSink, noop
 from dovetail.spark.flow.sink import Receipt, Sink, SinkContext
 from dovetail.spark.sinks.delta import DeltaSink, delta
 from dovetail.spark.sinks.iceberg import IcebergSink, iceberg
 from dovetail.spark.sinks.kafka import KafkaSink, kafka
 from dovetail.spark.sinks.parquet import ParquetSink, parquet
 from dovetail.spark.sinks.postgres import PostgresSink, jdbc, postgres
-from dovetail.spark.sinks.simple import NoopSink, noop
 from dovetail.spark.sinks.staged import (
     ConsoleSink,
     ForeachBatchSink,

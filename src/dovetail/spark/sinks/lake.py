@@ -153,15 +153,20 @@ class LakeSink(Sink):
 
     def stage(self, df: DataFrame, batch: int) -> Receipt:
         table = self.load()
-        attempt, files = stage_files(
-            df,
-            self._staged_root,
-            self._flow,
-            batch,
-            partition_by=() if self.options.key else table.partition_columns,
-            keeps_partition_columns=table.keeps_partition_columns,
-            compression=self.options.compression,
-        )
+        try:
+            attempt, files = stage_files(
+                df,
+                self._staged_root,
+                self._flow,
+                batch,
+                partition_by=() if self.options.key else table.partition_columns,
+                keeps_partition_columns=table.keeps_partition_columns,
+                compression=self.options.compression,
+            )
+        except Exception:
+            # A copy of the checkpoint that has gone on has removed what this driver staged.
+            self._require_not_replaced(batch)
+            raise
         fault_point("sink.lake.written")
         receipt = {
             "batch": batch,
@@ -174,6 +179,10 @@ class LakeSink(Sink):
         if self.options.key:
             self._require_mergeable(receipt)
         return receipt
+
+    def _require_not_replaced(self, batch: int) -> None:
+        table = self.load()
+        require_next(table.mark(self._flow), {"batch": batch, "files": [], "last": self._last}, table.where)
 
     def publish(self, receipt: Receipt) -> None:
         """Commit the rows onto the mark before them, unless they are there."""

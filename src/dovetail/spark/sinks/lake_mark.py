@@ -83,7 +83,7 @@ def require_next(mark: Mark | None, receipt: Mapping[str, Any], where: str) -> b
         return False
     if mark is None or mark == last:
         return own is not None
-    if mark.batch > receipt["batch"]:
+    if mark.batch > receipt["batch"] or own is None:
         raise StateError(
             f"This driver was replaced: another one, or a copy of the checkpoint, has taken over {where} for this flow "
             f"and is at micro-batch {mark.batch}. What this one did was not published.",
