@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from dovetail.joins.calibration import calibrate
     from dovetail.joins.promises import Punctuation
     from dovetail.relation import Relation, SimulatedDisk
-    from dovetail.spark import sinks
+    from dovetail.spark import sinks, sources
     from dovetail.spark.flow.query import FlowQuery
     from dovetail.spark.steps.enrich import enrich
     from dovetail.spark.steps.explain import explain
+    from dovetail.spark.steps.follow import follow
     from dovetail.spark.steps.multi_join import multi_join
     from dovetail.spark.steps.stream import Flow, stream
     from dovetail.web import metrics
@@ -37,10 +38,12 @@ __all__ = [
     "enrich",
     "errors",
     "explain",
+    "follow",
     "metrics",
     "multi_join",
     "serve",
     "sinks",
+    "sources",
     "stream",
 ]
 
@@ -53,9 +56,11 @@ _HOME = {
     "calibrate": "dovetail.joins.calibration",
     "enrich": "dovetail.spark.steps.enrich",
     "explain": "dovetail.spark.steps.explain",
+    "follow": "dovetail.spark.steps.follow",
     "metrics": "dovetail.web.metrics",
     "serve": "dovetail.web.serving",
     "sinks": "dovetail.spark.sinks",
+    "sources": "dovetail.spark.sources",
     "multi_join": "dovetail.spark.steps.multi_join",
     "stream": "dovetail.spark.steps.stream",
 }
@@ -66,7 +71,7 @@ def __getattr__(name: str) -> Any:
     # what its task does not need.
     if name not in _HOME:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    if name in ("metrics", "sinks"):
+    if name in ("metrics", "sinks", "sources"):
         return importlib.import_module(_HOME[name])
     return getattr(importlib.import_module(_HOME[name]), name)
 

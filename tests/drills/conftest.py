@@ -36,7 +36,7 @@ def drill(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -
         target = DRILLING.PostgresTarget({**login, "database": "postgres"}, f"t_{tmp_path.name.lower()}")
         target.create()
     else:
-        target = {"parquet": DRILLING.ParquetTarget, "foreach_batch": DRILLING.FunctionTarget}[kind](tmp_path / "out")
+        target = DRILLING.IN_DIRECTORIES[kind](tmp_path / "out")
     return DRILLING.Drill(spark, tmp_path, target)
 
 

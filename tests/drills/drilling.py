@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 import dovetail as dt
 from dovetail.core import faultpoints
+from dovetail.testing.faults import load_program
 from dovetail.testing.flows import Feed, published_rows, wait_until
 from dovetail.testing.oracle import join_oracle
 
@@ -170,7 +171,16 @@ def target_of(described: Mapping[str, Any]) -> Any:
         return PostgresTarget(described["login"], described["table"])
     if described["kind"] == "kafka":
         return KafkaTarget(described["servers"], described["topic"])
-    return {"parquet": ParquetTarget, "foreach_batch": FunctionTarget}[described["kind"]](Path(described["path"]))
+    return IN_DIRECTORIES[described["kind"]](Path(described["path"]))
+
+
+LAKE = load_program(Path(__file__).with_name("lake_targets.py"))
+IN_DIRECTORIES: Mapping[str, Any] = {
+    "parquet": ParquetTarget,
+    "foreach_batch": FunctionTarget,
+    "delta": LAKE.DeltaTarget,
+    "iceberg": LAKE.IcebergTarget,
+}
 
 
 # ================================================================ the flow

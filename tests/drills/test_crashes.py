@@ -1,5 +1,6 @@
 """Crashes at every fault point of a driver, after which an operator restores an older copy or moves the checkpoint."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from dovetail.core.errors import StateError
 from dovetail.testing.rows import assert_same_rows
 
-EVERY = pytest.mark.parametrize("drill", ["parquet", "postgres", "foreach_batch"], indirect=True)
+LAKE = ["delta", "iceberg"] if "DOVETAIL_DRILL_ROUNDS" in os.environ else ["delta"]
+EVERY = pytest.mark.parametrize("drill", ["parquet", "postgres", "foreach_batch", *LAKE], indirect=True)
 # Each step of the protocol, and what lies between two of them.
 STEPS = [
     *("flow.epoch.linked", "flow.batch.before", "flow.intent.before", "flow.intent.linked", "flow.intent.after"),

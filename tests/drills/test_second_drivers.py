@@ -9,7 +9,8 @@ import pytest
 from dovetail.core.errors import StateError
 from dovetail.testing.rows import assert_same_rows
 
-FENCED = pytest.mark.parametrize("drill", ["parquet", "postgres"], indirect=True)
+LAKE = ["delta", "iceberg"] if "DOVETAIL_DRILL_ROUNDS" in os.environ else []
+FENCED = pytest.mark.parametrize("drill", ["parquet", "postgres", *LAKE], indirect=True)
 
 
 def require_exact(drill: Any, what: str) -> None:
@@ -30,7 +31,7 @@ def test_second_driver_is_refused_where_locks_reach(drill: Any, other_driver: An
 
 # Before its job; with the job done; with the commit made; with the check passed that it is the newest driver.
 POINTS = ["flow.job.before", "flow.job.after", "flow.commit.after", "flow.publish.before"]
-SINKS = ["parquet", "postgres", "foreach_batch"]
+SINKS = ["parquet", "postgres", "foreach_batch", *LAKE]
 # What every sink does of it is the same, so few of the combinations run every day.
 EVERY_DAY = [
     *(("parquet", point) for point in POINTS),

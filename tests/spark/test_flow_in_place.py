@@ -15,9 +15,9 @@ import dovetail as dt
 from dovetail import Relation
 from dovetail.core.errors import InternalError, RelationError
 from dovetail.spark import sinks
+from dovetail.spark.flow.noop import NoopSink
 from dovetail.spark.flow.query import FlowQuery
 from dovetail.spark.flow.sink import Receipt
-from dovetail.spark.sinks.simple import NoopSink
 from dovetail.spark.steps.stream import Flow, stream
 from dovetail.testing.flows import Feed, commits_of, published_rows, unnamed_state_files, wait_until
 from dovetail.testing.oracle import join_oracle

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 from dovetail import Relation
 from dovetail.spark import sinks
+from dovetail.spark.flow.noop import NoopSink
 from dovetail.spark.flow.sink import Receipt
-from dovetail.spark.sinks.simple import NoopSink
 from dovetail.spark.steps.stream import Flow, stream
 from dovetail.testing.flows import Feed, published_rows
 

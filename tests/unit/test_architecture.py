@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "spark.flow",
     },
     "spark.sinks": {"core", "storage", "spark.plan", "spark.flow"},
-    "spark.sources": {"core", "runtime"},
+    "spark.sources": {"core", "runtime", "spark.plan"},
     "pipeline": {
         "core",
         "relation",

@@ -20,6 +20,7 @@ from dovetail.pipeline.documents import Document, Location
 from dovetail.pipeline.join_checks import condition_problems, dropped_inputs
 from dovetail.pipeline.models import (
     BurstySource,
+    DeltaSink,
     FileSource,
     JdbcTable,
     KafkaSource,
@@ -423,9 +424,10 @@ class _Checker:
 
     def _sink(self, columns: KnownColumns) -> None:
         sink = self.pipeline.sink
-        key = getattr(sink, "key", None)
-        if key is not None and columns is not None:
-            self._has_columns(("sink", "key"), key, columns)
+        for option in ("key", "partition_by"):
+            names = getattr(sink, option, None)
+            if names is not None and columns is not None:
+                self._has_columns(("sink", option), names, columns)
         if isinstance(sink, PostgresSink) and ("@" in sink.host or "/" in sink.host.lstrip("/")):
             self._wrong(("sink", "host"), f"{sink.host!r} is not a host name.")
 
@@ -433,7 +435,7 @@ class _Checker:
         """Check the directories that the flow will write to: none is a file, and no two are the same."""
         places: dict[str, Location] = {}
         wanted: list[tuple[Location, str]] = [(("checkpoint",), self.pipeline.checkpoint)]
-        if isinstance(self.pipeline.sink, ParquetSink):
+        if isinstance(self.pipeline.sink, ParquetSink | DeltaSink):
             wanted.append((("sink", "path"), self.pipeline.sink.path))
         for name, source in self.pipeline.sources.items():
             if isinstance(source, FileSource):

@@ -1,17 +1,19 @@
 """The models of a pipeline file. The reference and the JSON schema are generated from the descriptions of the keys."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from dovetail.pipeline.secrets import Secret
-from dovetail.pipeline.step_models import Columns, Duration, Step, Strict, duration
+from dovetail.pipeline.step_models import BudgetText, Columns, Duration, Step, Strict, duration
 
 __all__ = [
     "ConsoleSink",
     "DeadLetter",
+    "DeltaSink",
     "FileSource",
+    "IcebergSink",
     "JdbcTable",
     "KafkaSink",
     "KafkaSource",
@@ -208,6 +210,43 @@ class ParquetSink(Strict):
     compression: Literal["snappy", "zstd", "gzip", "lz4", "none"] = Field("snappy", description="Compression codec.")
 
 
+class _LakeSink(Strict):
+    key: Columns | None = Field(
+        None, description="Upsert: a row replaces the row with the same key. Default: append all rows."
+    )
+    order_by: str | None = Field(
+        None, description="With `key`: of rows with the same key in a micro-batch, the greatest by this column wins."
+    )
+    partition_by: Columns | None = Field(None, description="The columns that a new table is partitioned by.")
+    add_columns: bool = Field(False, description="Add columns that the table lacks, instead of refusing them.")
+    compression: Literal["snappy", "zstd", "gzip", "lz4", "none"] = Field("snappy", description="Of appended files.")
+    budget: BudgetText = Field("256MB", description="With `key`: the rows of a micro-batch that the driver may hold.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.order_by is not None and self.key is None:
+            raise ValueError("order_by requires key.")
+        return self
+
+
+class DeltaSink(_LakeSink):
+    """A Delta table. Exactly once. Needs the package `deltalake`."""
+
+    format: Literal["delta"]
+    path: str = Field(description="The table's directory; the table is made if there is none.")
+
+
+class IcebergSink(_LakeSink):
+    """A table of an Iceberg catalog, in a local directory. Exactly once. Needs the package `pyiceberg`."""
+
+    format: Literal["iceberg"]
+    table: str = Field(description="`namespace.table`; made if there is none.")
+    catalog: str = Field("default", description="The catalog's name.")
+    properties: dict[str, str | Secret] = Field(
+        default_factory=dict, description="Properties of the catalog, in addition to those of `~/.pyiceberg.yaml`."
+    )
+
+
 class ConsoleSink(Strict):
     """The terminal."""
 
@@ -264,7 +303,7 @@ class KafkaSink(Strict):
 
 
 Sink = Annotated[
-    ParquetSink | ConsoleSink | NoopSink | PostgresSink | KafkaSink,
+    ParquetSink | DeltaSink | IcebergSink | ConsoleSink | NoopSink | PostgresSink | KafkaSink,
     Field(discriminator="format"),
 ]
 

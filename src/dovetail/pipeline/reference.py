@@ -38,6 +38,8 @@ _SECTIONS: dict[str, list[tuple[str, type[BaseModel]]]] = {
     ],
     "Sinks": [
         ("parquet", models.ParquetSink),
+        ("delta", models.DeltaSink),
+        ("iceberg", models.IcebergSink),
         ("postgres", models.PostgresSink),
         ("kafka", models.KafkaSink),
         ("console", models.ConsoleSink),

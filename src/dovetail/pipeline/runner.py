@@ -288,6 +288,11 @@ class _Planner:
         match sink:
             case models.ParquetSink():
                 return sinks.parquet(self.checked.path(sink.path), sink.compression)
+            case models.DeltaSink():
+                return sinks.delta(self.checked.path(sink.path), **_lake_options(sink))
+            case models.IcebergSink():
+                properties = _plain(sink.properties)
+                return sinks.iceberg(sink.table, catalog=sink.catalog, properties=properties, **_lake_options(sink))
             case models.ConsoleSink():
                 return sinks.console(sink.rows)
             case models.NoopSink():
@@ -319,6 +324,10 @@ def postgres_sink(sink: models.PostgresSink, path: Callable[[str], str]) -> sink
         sslcert=file(sink.sslcert),
         sslkey=file(sink.sslkey),
     )
+
+
+def _lake_options(sink: models.DeltaSink | models.IcebergSink) -> dict[str, Any]:
+    return sink.model_dump(include={"key", "order_by", "partition_by", "add_columns", "compression", "budget"})
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, str]:

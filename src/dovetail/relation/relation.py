@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from dovetail.core.errors import PlanError, RelationConflict, RelationError, RelationNotFound, SchemaError
 from dovetail.relation import keys, version_log
+from dovetail.relation.change_set import ChangeSet
 from dovetail.relation.changes import changed_codes
 from dovetail.relation.format import CodeKind, Manifest, Operation, RelationStats, Shard, ShardStats
 from dovetail.relation.io import Disk, IoMode
@@ -24,6 +25,8 @@ from dovetail.relation.looking import first_rows, rows_of_keys
 from dovetail.relation.relation_reader import RelationReader
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.relation.shard_writer import remove_new_files
+from dovetail.relation.table_sources import table_reader
+from dovetail.relation.upkeep import Upkeep
 from dovetail.relation.version_log import VacuumReport, VersionLog
 from dovetail.storage.files import RelationFiles, storage_errors
 from dovetail.storage.interface import Storage
@@ -59,7 +62,7 @@ class VersionInfo:
     bytes: int
 
 
-class Relation:
+class Relation(Upkeep):
     """A table on disk that streams are joined with: sharded, sorted by join code within each shard, indexed, versioned.
 
     Create one with :meth:`build` or :meth:`open`. An object represents one version and never changes: :meth:`append`,
@@ -104,7 +107,9 @@ class Relation:
         ----------
         source
             A Spark DataFrame, written by one Spark job; or an Arrow table, record batch or reader, written in this
-            process. As with Spark's file sources, every column of the relation is nullable.
+            process; or a Delta or Iceberg table, read into this process: its directory, ``namespace.table`` in the
+            default Iceberg catalog, or the object of its library. As with Spark's file sources, every column of the
+            relation is nullable.
         path
             A directory on a local disk (on a cluster: one shared by all nodes). Created if missing.
         on
@@ -479,10 +484,15 @@ def row_source(source: Any, storage: Storage = LOCAL) -> RowSource:
     """Wrap the source of a write. Spark's workers write to the local storage."""
     if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return ArrowSource(source, storage)
+    if isinstance(source, ChangeSet):
+        return source
     if type(source).__module__.startswith("pyspark.sql.") and hasattr(source, "isStreaming"):
         # Imported by name: reading a relation must not require Spark.
         job = importlib.import_module("dovetail.spark.plan.relation_jobs")
         return job.DataFrameSource(source)  # type: ignore[no-any-return]
+    reader = table_reader(source)
+    if reader is not None:
+        return ArrowSource(reader, storage)
     raise PlanError(
         f"a {type(source).__name__} cannot be written to a relation: pass a Spark DataFrame or an Arrow table."
     )

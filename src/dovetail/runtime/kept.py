@@ -24,13 +24,22 @@ from dovetail.storage.state_files import StateFile
 from dovetail.warehouse.kept_rows import KeptRows, Level, merged_levels
 from dovetail.warehouse.transformations import Transformation
 
-__all__ = ["CHANGES_TABLE", "KeptTask", "levels_of", "needs_folding"]
+__all__ = [
+    "CHANGES_TABLE",
+    "MOST_LEVELS",
+    "KeptTask",
+    "chunks_of",
+    "levels_of",
+    "needs_folding",
+    "open_version",
+    "tidied_levels",
+]
 
 CHANGES_TABLE = "changes"
 _CHUNK_ROWS = 65_536
 _CHUNK_SHARE = 8  # the part of a shard's budget that one chunk of its rows may take
 _LEAST_CHUNK_BYTES = 1 << 16
-_MOST_LEVELS = 8
+MOST_LEVELS = 8
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class KeptTask:
     def run(self, given: ShardInput) -> Generator[pa.RecordBatch, None, ShardResult]:
         """Transform the shard's rows, and give what changed."""
         shard, state, intent = given.shard, given.state, given.intent
-        relation = self._relation(intent["version"])
+        relation = open_version(self.path, intent["version"])
         is_folded = state is not None and state.values["version"] != intent["version"]
         files = () if state is None or is_folded else state.files
         levels = levels_of([(file, given.read(file)) for file in files], self.key, self.is_hashed)
@@ -73,12 +82,11 @@ class KeptTask:
         else:
             memo = dict(state.values["memo"])
             metrics = OperatorMetrics.from_dict(state.values["metrics"])
-        chunk_bytes = max(_LEAST_CHUNK_BYTES, self.budget_bytes // _CHUNK_SHARE)
-        for batch in _chunks(given.batches, self.stream_schema, chunk_bytes):
+        for batch in chunks_of(given.batches, self.stream_schema, self.budget_bytes):
             result = self.transformation.apply(batch, kept, memo, metrics)
             if result is not None and result.num_rows:
                 yield result
-        new, files, merging = self._tidied(levels, files, kept)
+        new, files, merging = tidied_levels(levels, files, kept, self.key, self.is_hashed)
         rows = sum(file.rows for file in files) + sum(table.num_rows for table in new)
         spilled = kept.spilled_bytes + (0 if state is None else int(state.values["spilled_bytes"]))
         totals = {"metrics": metrics.as_dict(), "spilled_bytes": spilled}
@@ -98,30 +106,6 @@ class KeptTask:
             },
         }
         return ShardResult([(CHANGES_TABLE, table) for table in new], tuple(files), values, report)
-
-    def _tidied(
-        self, levels: list[Level], files: tuple[StateFile, ...], kept: KeptRows
-    ) -> tuple[list[pa.Table], tuple[StateFile, ...], int]:
-        """New tables of the state, old ones that stay, and the bytes that merging took. Few levels are quick to ask."""
-        new = kept.new_levels
-        if kept.spilled_bytes:
-            # Merged, they would be in memory again; the driver folds them before the next micro-batch.
-            return [level.table for level in new], files, 0
-        if not new:
-            return [], files, 0
-        is_many = len(files) + 1 > _MOST_LEVELS
-        if not is_many and len(new) == 1:
-            return [new[0].table], files, 0
-        merged = merged_levels([*levels, *new] if is_many else new, self.key, self.is_hashed)
-        return [merged], () if is_many else files, merged.nbytes
-
-    def _relation(self, version: int) -> Relation:
-        try:
-            return Relation.open(self.path, version)
-        except RelationNotFound as error:
-            raise RelationNotFound(
-                str(error), hint="Nothing was lost: put the relation back, and start the flow again."
-            ) from None
 
 
 def needs_folding(reports: Sequence[Mapping[str, Any]], budget_bytes: int) -> bool:
@@ -146,12 +130,40 @@ def needs_folding(reports: Sequence[Mapping[str, Any]], budget_bytes: int) -> bo
     return any(one["bytes"] and one["bytes"] + one["new_bytes"] > room for one in changes)
 
 
+def open_version(path: str, version: int) -> Relation:
+    """The relation in the version that an intent names."""
+    try:
+        return Relation.open(path, version)
+    except RelationNotFound as error:
+        raise RelationNotFound(
+            str(error), hint="Nothing was lost: put the relation back, and start the flow again."
+        ) from None
+
+
+def tidied_levels(
+    levels: list[Level], files: tuple[StateFile, ...], kept: KeptRows, key: tuple[str, ...], is_hashed: bool
+) -> tuple[list[pa.Table], tuple[StateFile, ...], int]:
+    """New tables of the state, old ones that stay, and the bytes that merging took. Few levels are quick to ask."""
+    new = kept.new_levels
+    if kept.spilled_bytes:
+        # Merged, they would be in memory again; the driver folds them before the next micro-batch.
+        return [level.table for level in new], files, 0
+    if not new:
+        return [], files, 0
+    is_many = len(files) + 1 > MOST_LEVELS
+    if not is_many and len(new) == 1:
+        return [new[0].table], files, 0
+    merged = merged_levels([*levels, *new] if is_many else new, key, is_hashed)
+    return [merged], () if is_many else files, merged.nbytes
+
+
 def levels_of(tables: list[tuple[StateFile, pa.Table]], key: tuple[str, ...], is_hashed: bool) -> list[Level]:
     """The levels that a shard's state holds, the oldest first."""
     return [Level(table, key, is_hashed) for file, table in tables if file.table == CHANGES_TABLE]
 
 
-def _chunks(batches: Iterator[pa.RecordBatch], schema: pa.Schema, size_bytes: int) -> Iterator[pa.RecordBatch]:
+def chunks_of(batches: Iterator[pa.RecordBatch], schema: pa.Schema, budget_bytes: int) -> Iterator[pa.RecordBatch]:
     """The rows in pieces that are worth a lookup each, of bounded bytes."""
+    size_bytes = max(_LEAST_CHUNK_BYTES, budget_bytes // _CHUNK_SHARE)
     typed = (batch if batch.schema.equals(schema) else batch.cast(schema) for batch in batches)
     return merged_batches(typed, _CHUNK_ROWS, size_bytes)

@@ -9,7 +9,7 @@ latest version. A driver that is behind the relation is refused: its rows would 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from dovetail.core.errors import RelationConflict, StateError
 from dovetail.core.faultpoints import fault_point
 from dovetail.relation import Relation
+from dovetail.relation.change_set import DELETED_COLUMN, ChangeSet
 
 __all__ = ["Origin", "fold", "is_folded"]
 
@@ -44,7 +45,9 @@ class Origin:
     def of(cls, relation: Relation) -> "Origin | None":
         """The origin that a version records; None if it was not made by a fold."""
         recorded = relation.origin
-        return None if recorded is None or "changes" not in recorded else cls(**recorded)
+        if recorded is None or "changes" not in recorded:
+            return None
+        return cls(**{part.name: recorded[part.name] for part in fields(cls) if part.name in recorded})
 
     def as_dict(self) -> Mapping[str, Any]:
         return asdict(self)
@@ -76,17 +79,18 @@ def fold(
     parts: Sequence[Callable[[], pa.Table]],
     check: Callable[[Relation], None],
     patience_s: float = PATIENCE_S,
+    also: Mapping[str, Any] | None = None,
 ) -> Relation:
     """Make a version that holds the changes of ``origin``, unless there is one, and return it.
 
-    ``parts`` are rows that replace those of their keys, applied in order. ``check`` refuses a relation that does not
-    fit.
+    ``parts`` are rows that replace those of their keys, applied in order; with a column ``__deleted``, those for which
+    it is true remove their keys. ``check`` refuses a relation that does not fit. ``also`` is recorded with the origin.
     """
     give_up_at = time.monotonic() + patience_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return _fold_once(path, origin, parts, check)
+            return _fold_once(path, origin, parts, check, also or {})
         except RelationConflict as error:
             if time.monotonic() + pause_s > give_up_at:
                 raise RelationConflict(
@@ -99,7 +103,11 @@ def fold(
 
 
 def _fold_once(
-    path: str, origin: Origin, parts: Sequence[Callable[[], pa.Table]], check: Callable[[Relation], None]
+    path: str,
+    origin: Origin,
+    parts: Sequence[Callable[[], pa.Table]],
+    check: Callable[[Relation], None],
+    also: Mapping[str, Any],
 ) -> Relation:
     relation = Relation.open(path)
     check(relation)
@@ -107,8 +115,13 @@ def _fold_once(
         return relation
     fault_point("kept.fold.before")
     for number, part in enumerate(parts, start=1):
-        rows = part().select(relation.schema.names).cast(relation.schema)
-        relation = relation.upsert_if_latest(rows, replace(origin, is_complete=number == len(parts)).as_dict())
+        rows = part()
+        if DELETED_COLUMN in rows.column_names:
+            changes: Any = ChangeSet(rows, relation.schema)
+        else:
+            changes = rows.select(relation.schema.names).cast(relation.schema)
+        recorded = {**also, **replace(origin, is_complete=number == len(parts)).as_dict()}
+        relation = relation.upsert_if_latest(changes, recorded)
         fault_point("kept.fold.part")
     fault_point("kept.fold.after")
     return relation

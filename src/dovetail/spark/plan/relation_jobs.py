@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from dovetail.core.errors import DovetailError, InternalError, PlanError
+from dovetail.core.table_formats import table_format_of
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, Manifest, Operation, Shard, shard_from_dict
 from dovetail.relation.local import nullable_fields
 from dovetail.relation.relation import Relation
@@ -31,6 +33,7 @@ from dovetail.runtime.process_pins import pin_for_this_process
 from dovetail.spark.plan.codes import check_key_columns, code_column, quoted, shard_column
 from dovetail.spark.plan.payload import decode, encode, encoded_schema, nullable_schema
 
+_PARQUET_INDEX = "InMemoryFileIndex"  # of files read as they are; tables' own readers have another
 RECEIPT_SCHEMA = "shard int, receipt string"
 _POLL_SECONDS = 0.2
 
@@ -43,6 +46,7 @@ class DataFrameSource:
             raise PlanError(
                 "a streaming DataFrame cannot be written to a relation: write it from foreachBatch, batch by batch."
             )
+        _refuse_files_of_tables(df)
         self._df = df
         stored = nullable_schema(df.schema)
         self.schema: pa.Schema = nullable_fields(to_arrow_schema(encoded_schema(stored), timezone="UTC"))
@@ -84,6 +88,32 @@ class DataFrameSource:
             raise DovetailError.from_dict(refusals[0])
         # A partition without rows runs too, but has no row to read its shard from: it changed nothing.
         return [found.get(number, base.shards[number]) for number in range(shards)]
+
+
+def _refuse_files_of_tables(df: DataFrame) -> None:
+    """Refuse the files of a Delta or Iceberg table that are read without its log: some of their rows are deleted."""
+    if not hasattr(df, "_jdf"):
+        return  # on Spark Connect the plan is not here
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves()
+    for leaf in (leaves.apply(number) for number in range(leaves.size())):
+        if leaf.nodeName().partition(" ")[0] not in ("LogicalRelation", "Relation"):
+            continue
+        relation = leaf.relation()
+        if relation.getClass().getSimpleName() != "HadoopFsRelation":
+            continue
+        if relation.location().getClass().getSimpleName() != _PARQUET_INDEX:
+            continue
+        roots = relation.location().rootPaths()
+        for root in (Path(roots.apply(number).toUri().getPath()) for number in range(roots.size())):
+            # A partition of a table is read from a directory below it.
+            for place in (root, *root.parents):
+                table = table_format_of(str(place))
+                if table is not None:
+                    raise PlanError(
+                        f"{root} belongs to the {table} table {place}: its files also hold rows that were deleted or "
+                        "replaced.",
+                        hint="Pass the table's directory itself to Relation.build, not a DataFrame of its files.",
+                    )
 
 
 def read(relation: Relation, spark: SparkSession) -> DataFrame:

@@ -4,6 +4,8 @@
 sink                    what it does                                                  after a crash
 ======================  ============================================================  ==================================
 `parquet`               plain Parquet files in a directory                            every row exactly once
+`delta`                 a Delta table: appends, or upserts by key                     every row exactly once
+`iceberg`               an Iceberg table: appends, or upserts by key                  every row exactly once
 `postgres`, `jdbc`      a table of a PostgreSQL database                              every row exactly once
 `kafka`                 JSON records in a topic                                       at least once, with headers
 `foreach_batch`         calls a function with the rows of each micro-batch            same rows and number, maybe again
@@ -13,11 +15,13 @@ sink                    what it does                                            
 ======================  ============================================================  ==================================
 """
 
+from dovetail.spark.flow.noop import NoopSink, noop
 from dovetail.spark.flow.sink import Receipt, Sink, SinkContext
+from dovetail.spark.sinks.delta import DeltaSink, delta
+from dovetail.spark.sinks.iceberg import IcebergSink, iceberg
 from dovetail.spark.sinks.kafka import KafkaSink, kafka
 from dovetail.spark.sinks.parquet import ParquetSink, parquet
 from dovetail.spark.sinks.postgres import PostgresSink, jdbc, postgres
-from dovetail.spark.sinks.simple import NoopSink, noop
 from dovetail.spark.sinks.staged import (
     ConsoleSink,
     ForeachBatchSink,
@@ -29,7 +33,9 @@ from dovetail.spark.sinks.staged import (
 
 __all__ = [
     "ConsoleSink",
+    "DeltaSink",
     "ForeachBatchSink",
+    "IcebergSink",
     "KafkaSink",
     "MemorySink",
     "NoopSink",
@@ -39,7 +45,9 @@ __all__ = [
     "Sink",
     "SinkContext",
     "console",
+    "delta",
     "foreach_batch",
+    "iceberg",
     "jdbc",
     "kafka",
     "memory",

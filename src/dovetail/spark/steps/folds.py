@@ -48,9 +48,11 @@ class Folds:
         is_hashed: bool,
         budget: Budget,
         check: Callable[[Relation], None],
+        records_offsets: bool = False,
     ) -> None:
         self._step, self._store, self._path = step, store, path
         self._key, self._is_hashed, self._budget, self._check = key, is_hashed, budget, check
+        self._records_offsets = records_offsets
         self._last: tuple[Origin, int] | None = None
         self._has_looked = False
         self._folds_since_vacuum = 0
@@ -76,8 +78,14 @@ class Folds:
         """Fold the changes of a commit into a new version of the relation and return its number."""
         origin = self._origin(record, batch)
         if self._last is None or self._last[0] != origin:
-            self._last = origin, fold(self._path, origin, self._parts(record), self._check).version
+            self._last = origin, self._folded(origin, record, batch)
         return self._last[1]
+
+    def _folded(self, origin: Origin, record: StepRecord, batch: int) -> int:
+        # How far the source is in this version, for whoever asks the relation.
+        offsets = self._store.spark_half.offsets(batch) if self._records_offsets else None
+        also = {} if offsets is None else {"offsets": offsets.text.splitlines()[2:]}
+        return fold(self._path, origin, self._parts(record), self._check, also=also).version
 
     def vacuum_if_due(self) -> None:
         """Vacuum once every few folds."""

@@ -23,7 +23,9 @@ from dovetail.relation import Relation
 from dovetail.relation.format import CODE_COLUMN, SHARD_COLUMN, CodeKind
 from dovetail.relation.keys import check_schema
 from dovetail.relation.local import nullable_fields
+from dovetail.runtime.follow import FollowTask
 from dovetail.runtime.kept import KeptTask, needs_folding
+from dovetail.runtime.shard_job import ShardTask
 from dovetail.spark.flow.routing import is_sortable
 from dovetail.spark.flow.step import BatchClock, Step, StepExplanation, StepRecord
 from dovetail.spark.flow.store import FlowStore
@@ -31,7 +33,9 @@ from dovetail.spark.plan.codes import code_column, shard_column
 from dovetail.spark.plan.payload import decoded_columns, encode, encoded_schema, is_plain
 from dovetail.spark.steps.flow_pins import FlowPin
 from dovetail.spark.steps.folds import Folds, batch_of, has_changes, is_due
+from dovetail.spark.steps.follow_step import Following
 from dovetail.spark.steps.named_versions import named_versions
+from dovetail.warehouse.following import FollowChanges
 from dovetail.warehouse.transformations import SurrogateKeys, Transformation
 
 __all__ = ["Arrivals", "KeptRelation", "KeptStep"]
@@ -131,13 +135,14 @@ class KeptStep(Step):
     kind: str
     arrivals: Arrivals
     relation: KeptRelation
-    transformation: Transformation
+    transformation: Transformation | FollowChanges
     budget: Budget  # of changes that are in no version of the relation yet
     fold_every_ms: int  # the longest time, in batch time, that changes are in no version
     computed: Mapping[str, Column]  # columns that the JVM adds, by internal names
     order: Sequence[str]  # internal names of the columns that order the rows of a key
     results: Sequence[tuple[str, T.StructField]]  # (internal name, column that the user sees)
     settings: Mapping[str, Any] = field(default_factory=dict)  # what else state depends on; JSON-serializable
+    following: Following | None = None  # with a `FollowChanges`
 
     state_ignores = ("name", "input", "output")  # it holds rows of the relation, not of the stream
 
@@ -167,7 +172,10 @@ class KeptStep(Step):
         super().open(store)
         self.relation.open_or_make()
         kept = self.relation
-        self._folds = Folds(self.name, store, kept.path, kept.key_names, kept.is_hashed, self.budget, kept.check)
+        if self.following is not None:
+            self.following.claim(kept.path, store)
+        parts = (self.name, store, kept.path, kept.key_names, kept.is_hashed, self.budget, kept.check)
+        self._folds = Folds(*parts, records_offsets=self.following is not None)
         self._pin = FlowPin(kept.path, store, self.name)
         self._pin.hold(named_versions(store, self.name) or ())
 
@@ -257,15 +265,14 @@ class KeptStep(Step):
                 greatest = max(greatest, pc.max(block.rows.column(column)).as_py() or 0)
         return {"first_counter": greatest // relation.num_shards + 1}
 
-    def task(self, is_last: bool) -> KeptTask:
-        return KeptTask(
-            path=self.relation.path,
-            key=self.relation.key_names,
-            is_hashed=self.relation.is_hashed,
-            transformation=self.transformation,
-            stream_schema=self._stream_schema,
-            budget_bytes=self._shard_bytes,
-        )
+    def task(self, is_last: bool) -> ShardTask:
+        relation, logic = self.relation, self.transformation
+        about = (relation.path, relation.key_names, relation.is_hashed)
+        if isinstance(logic, FollowChanges):
+            assert self.following is not None, "a follower knows how long it keeps tombstones"
+            keep_ms = self.following.keep_tombstones_ms
+            return FollowTask(*about, logic, self._stream_schema, self._shard_bytes, keep_ms)
+        return KeptTask(*about, logic, self._stream_schema, self._shard_bytes)
 
     def finish(self, mapped: DataFrame) -> DataFrame:
         return mapped.select(*self._columns)

@@ -3,6 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -15,9 +16,18 @@ from dovetail.core.errors import PlanError
 from dovetail.core.memory import Budget
 from dovetail.relation import Relation
 from dovetail.relation.keys import code_kind
+from dovetail.spark.flow.stages import Transformation as Stateless
 from dovetail.spark.flow.store import local_path
 from dovetail.spark.plan.codes import check_key_columns
+from dovetail.spark.steps.follow_step import (
+    ACTION_COLUMNS,
+    Following,
+    columns_to_keep,
+    stored_sequence_of,
+    with_actions,
+)
 from dovetail.spark.steps.kept import Arrivals, KeptRelation, KeptStep, kept_schema, open_kept
+from dovetail.warehouse.following import FollowChanges
 from dovetail.warehouse.history import History
 from dovetail.warehouse.transformations import (
     CHANGES,
@@ -37,6 +47,7 @@ On = str | Sequence[str] | Mapping[str, str]
 Place = Relation | str | os.PathLike[str]
 
 FOLD_EVERY = "10 seconds"
+KEEP_TOMBSTONES = "2 days"
 
 _HASH = "__hash"
 _STORED_HASH = "row_hash"
@@ -327,6 +338,58 @@ class WarehouseStages:
             settings={"time": time, "compare": [users[ours] for ours in compared]},
         )
 
+    # ================================================================ tables elsewhere
+
+    def follow(
+        self,
+        relation: Place,
+        *,
+        keys: str | Sequence[str],
+        sequence_by: str | None = None,
+        apply_as_deletes: str | None = None,
+        columns: Sequence[str] | None = None,
+        keep_tombstones: str = KEEP_TOMBSTONES,
+        budget: str | int | Budget = "64MB",
+        shards: int | None = None,
+        fold_every: str = FOLD_EVERY,
+    ) -> Self:
+        """Keep a relation current with a table, from the table's changes; see `dovetail.follow` for the parameters.
+
+        The flow continues with the changes that were applied: of each key in a micro-batch the last one, unless late.
+        """
+        names = _names(keys)
+        path = relation.path if isinstance(relation, Relation) else str(local_path(relation, "relation"))
+        kept_columns = columns_to_keep(self._here().schema, names, columns, open_kept(path))
+        check_key_columns(self._here().schema, names)
+        following = Following.of(keep_tombstones)
+        actions = partial(with_actions, keys=names, sequence_by=sequence_by, apply_as_deletes=apply_as_deletes)
+        changes = self._then(Stateless(actions, actions(self._here()).schema))
+        arrivals = Arrivals.of(changes._here())
+        key = changes._key(arrivals, names)
+        action, sequence, problem = (arrivals.ours(name) for name in ACTION_COLUMNS)
+        stored = stored_sequence_of(arrivals.schema, sequence_by, kept_columns)
+        kinds = arrivals.arrow()
+        attributes = tuple((arrivals.ours(name), name) for name in kept_columns if name != stored)
+        more = [*((name, kinds.field(ours).type) for ours, name in attributes), (stored, pa.int64())]
+        kept = changes._relation(arrivals, path, key, more, shards)
+        emitted = [pair for pair in _same(arrivals) if pair[1].name not in ACTION_COLUMNS]
+        logic = FollowChanges(
+            key, kept.is_hashed, tuple(ours for ours, _ in emitted), action, sequence, problem, stored, attributes
+        )
+        settings = {"sequence_by": sequence_by, "apply_as_deletes": apply_as_deletes, "columns": kept_columns}
+        return changes._kept(
+            "follow",
+            arrivals,
+            kept,
+            logic,
+            budget,
+            fold_every,
+            order=[sequence, action],
+            results=emitted,
+            settings=settings,
+            following=following,
+        )
+
     # ================================================================ pieces
 
     def _key(self, arrivals: Arrivals, on: On) -> tuple[tuple[str, str], ...]:
@@ -373,7 +436,7 @@ class WarehouseStages:
         kind: str,
         arrivals: Arrivals,
         relation: KeptRelation,
-        transformation: Transformation,
+        transformation: Transformation | FollowChanges,
         budget: str | int | Budget,
         fold_every: str,
         *,
@@ -381,11 +444,12 @@ class WarehouseStages:
         order: Sequence[str] = (),
         results: Sequence[tuple[str, T.StructField]],
         settings: Mapping[str, Any],
+        following: Following | None = None,
     ) -> Self:
         name = self._step_name(kind)
         fold_every_ms = parse_duration_ms("fold_every", fold_every)
         parts = (name, kind, arrivals, relation, transformation, Budget.parse(budget), fold_every_ms)
-        step: Step = KeptStep(*parts, computed or {}, order, results, settings)
+        step: Step = KeptStep(*parts, computed or {}, order, results, settings, following)
         return self._then(step)
 
 

@@ -1,4 +1,4 @@
-"""The sink that discards its rows."""
+"""The sink that discards its rows: for measurements, and for flows whose result is a relation."""
 
 from pyspark.sql import DataFrame
 
