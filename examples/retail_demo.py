@@ -1,7 +1,7 @@
 """One stream of orders, joined with a table by Spark's own join and by Dovetail, side by side.
 
 Run it with ``make demo``. Both get the same files of orders, which land in bursts, and the same table, which is several
-times Dovetail's budget; each has half of the cores. On the way some customers change, and Dovetail is killed by
+times Dovetail's budget; each runs half as many tasks at once as there are cores. On the way some customers change, and Dovetail is killed by
 ``kill -9`` and started again. In the end every row is checked, and a report written. It needs no service, and removes
 what it wrote except for the report.
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from retail.checking import Verdict, check
-from retail.contenders import Arrivals, Contender, cache_bytes, cores_of_each, dovetail_files, spark_files
+from retail.contenders import Arrivals, Contender, cache_bytes, dovetail_files, spark_files, tasks_of_each
 from retail.data import Shops, change_customers, make_customers
 from retail.report import Facts, write_report
 from retail.screen import Lane, Screen
@@ -225,17 +225,17 @@ def on_stage(given: argparse.Namespace, root: Path, screen: Screen) -> Iterator[
     screen.note("The table is made, as Parquet files for Spark and as a relation for Dovetail")
     screen.lanes = [landed, spark, ours]
     shops = Shops(root, given.customers, given.rate, given.seconds)
-    theirs_cores, our_cores = cores_of_each()
-    run = ["-m", "dovetail.cli.main", "run", str(PIPELINE), "--master", f"local[{len(our_cores)}]"]
-    by_spark = [str(SPARK_JOIN), str(root), str(len(theirs_cores))]
+    tasks = tasks_of_each()
+    run = ["-m", "dovetail.cli.main", "run", str(PIPELINE), "--master", f"local[{tasks}]"]
+    by_spark = [str(SPARK_JOIN), str(root), str(tasks)]
     stage = Stage(
         given=given,
         root=root,
         screen=screen,
         relation=relation,
         shops=shops,
-        ours=Contender("Dovetail", run, our_cores, root / "dovetail.log", {"SPARK_LOCAL_DIRS": str(root / "local")}),
-        theirs=Contender("Spark's join", by_spark, theirs_cores, root / "spark.log"),
+        ours=Contender("Dovetail", run, root / "dovetail.log", {"SPARK_LOCAL_DIRS": str(root / "local")}),
+        theirs=Contender("Spark's join", by_spark, root / "spark.log"),
         reader=FlowReader(root / "checkpoint"),
         lanes={"landed": landed, "spark": spark, "ours": ours},
     )

@@ -1,4 +1,4 @@
-"""The two that join the same orders, each a process group on cores of its own, and what a reader sees of them."""
+"""The two that join the same orders, each a process group, and what a reader sees of them."""
 
 import json
 import os
@@ -17,17 +17,15 @@ import pyarrow.parquet as pq
 
 from retail.data import CHANGED_SEGMENT
 
-__all__ = ["Arrivals", "Contender", "cache_bytes", "cores_of_each", "dovetail_files", "spark_files"]
+__all__ = ["Arrivals", "Contender", "cache_bytes", "dovetail_files", "spark_files", "tasks_of_each"]
 
 Float64Array = npt.NDArray[np.float64]
 _EXIT_SECONDS = 20
 
 
-def cores_of_each() -> tuple[list[int], list[int]]:
-    """Half of the cores for each; with a single core both share it."""
-    cores = sorted(os.sched_getaffinity(0))
-    half = max(1, len(cores) // 2)
-    return cores[:half], cores[half : 2 * half] or cores[:half]
+def tasks_of_each() -> int:
+    """How many Spark tasks each may run at once: half as many as there are cores."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class Contender:
@@ -37,31 +35,24 @@ class Contender:
         self,
         name: str,
         command: Sequence[str],
-        cores: Iterable[int],
         log: Path,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.log = name, log
         self._variables = {**os.environ, **(variables or {})}
-        self._command, self._cores = [sys.executable, *command], set(cores)
+        self._command = [sys.executable, *command]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        before = os.sched_getaffinity(0)
-        # A child inherits the cores of the thread that starts it.
-        os.sched_setaffinity(0, self._cores)
-        try:
-            with self.log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._variables,
-                    start_new_session=True,
-                )
-        finally:
-            os.sched_setaffinity(0, before)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._variables,
+                start_new_session=True,
+            )
 
     def require_running(self) -> None:
         if self._process is not None and self._process.poll() is not None:

@@ -73,7 +73,8 @@ def check(
             "columns": None if checked.columns is None else list(checked.columns),
             "planned": plan,
         }
-        output.show(document, lambda text: text.line(f"{pipeline} is valid: {_outline(checked)}."))
+        unchecked = "" if plan else " SQL expressions and types are not checked without --plan."
+        output.show(document, lambda text: text.line(f"{pipeline} is valid: {_outline(checked)}.{unchecked}"))
 
 
 def explain(
