@@ -50,6 +50,13 @@ BROKEN: dict[str, tuple[str, str, int, list[str]]] = {
     "a key that is misspelt": ("trigger:", "triger:", 3, ["triger", "Did you mean 'trigger'"]),
     "a key of a step that is misspelt": ("budget: 16MB", "budgt: 16MB", 18, ["enrich.budgt", "Did you mean 'budget'"]),
     "a kind of step that is not known": ("  - select:", "  - selct:", 20, ["steps[1].selct", "Did you mean 'select'"]),
+    "a column that is no text": (
+        "on: customer_id",
+        "on: {customer_id: 5}",
+        16,
+        ["steps[0].enrich.on.customer_id: This must be a text, not 5."],
+    ),
+    "a key of no possible type": ("on: customer_id", "on: 5", 16, ["steps[0].enrich.on: This must be"]),
     "a step of two kinds": ("  - select:", "  - where: 1 = 1\n    select:", 20, ["exactly one of", "select and where"]),
     "a step of no kind": (
         "  - select: [order_id, customer_id, city, amount * 2 AS twice]",

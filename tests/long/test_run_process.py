@@ -96,7 +96,8 @@ def test_ctrl_c_stops_a_run_that_shows_progress_and_the_next_one_goes_on(shop: P
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     lines = err.splitlines()
-    assert lines[0].startswith("batch="), "plain lines where there is no terminal"
+    assert lines[:2] == ["Starting Spark", "Planning"], "a line per stage where there is no terminal"
+    assert lines[2].startswith("batch=")
     assert "\x1b" not in err
     assert lines[-1].endswith("Resume with: dovetail run pipeline.yaml")
     assert sorted(row["order_id"] for row in published_rows(shop / "warehouse" / "orders")) == [100, 101, 102, 200]

@@ -66,6 +66,12 @@ _CODE_OF_CLASS: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
 _REPORT = "This is a defect in Dovetail. Please report it, with the output of the same command with --debug."
+# In this order: the first contains the second.
+_COMMAND_OF_METHOD = {
+    "stop(drain=True)": "dovetail stop --drain",
+    "drain=True": "dovetail stop --drain",
+    "resume_from=": "--resume-from",
+}
 _MORE_MEMORY = "Give Spark more memory, for example with --conf spark.driver.memory=4g."
 
 
@@ -76,7 +82,7 @@ def failure_of(error: BaseException) -> Failure:
     code = next((code for kind, code in _CODE_OF_CLASS if isinstance(error, kind)), None)
     if isinstance(error, errors.DovetailError) and code is not None:
         hint = error.hint or (_REPORT if code is ExitCode.INTERNAL else None)
-        return Failure(code, type(error).__name__, error.message, hint)
+        return Failure(code, type(error).__name__, _for_commands(error.message), hint and _for_commands(hint))
     if code is ExitCode.INTERRUPTED:
         return Failure(code, "Interrupted", str(error) or "Interrupted.")
     if isinstance(error, OSError) and error.strerror:
@@ -86,6 +92,17 @@ def failure_of(error: BaseException) -> Failure:
     text = _first_line(str(error))
     message = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return Failure(ExitCode.INTERNAL, "InternalError", message, _REPORT)
+
+
+def _for_commands(text: str) -> str:
+    """Name the commands instead of the methods that do the same.
+
+    >>> _for_commands("Stop the old flow with stop(drain=True), and use resume_from= this one.")
+    'Stop the old flow with dovetail stop --drain, and use --resume-from this one.'
+    """
+    for method, command in _COMMAND_OF_METHOD.items():
+        text = text.replace(method, command)
+    return text
 
 
 # -------------------------------------------------------------------- Spark's own errors

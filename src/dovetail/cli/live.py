@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from dovetail.core.memory import format_bytes
 
@@ -24,10 +25,13 @@ class LiveProgress:
 
     def __init__(self, console: Console, name: str, budgets: Mapping[str, int], live: Live | None) -> None:
         self._console, self._name, self._budgets, self._live = console, name, budgets, live
-        self._shown, self._shown_at = -1, 0.0
+        self._shown, self._shown_at, self._begun = -1, 0.0, time.monotonic()
 
     def update(self, progress: "FlowProgress | None", is_last: bool = False) -> None:
-        if progress is None or (progress.batch == self._shown and self._live is None):
+        if progress is None:
+            self._waiting()
+            return
+        if progress.batch == self._shown and self._live is None:
             return
         if self._live is not None:
             self._live.update(self._table(progress), refresh=True)
@@ -37,6 +41,13 @@ class LiveProgress:
         else:
             return
         self._shown = progress.batch
+
+    def _waiting(self) -> None:
+        """The first micro-batch takes longest: Spark compiles what it runs, and Python workers start."""
+        if self._live is not None:
+            waited = time.monotonic() - self._begun
+            text = f"{self._name}: the first micro-batch runs, {waited:.0f} s so far. Ctrl-C stops it."
+            self._live.update(Text(text), refresh=True)
 
     def _table(self, progress: "FlowProgress") -> Table:
         title = (

@@ -1,11 +1,12 @@
 """``dovetail init``, ``check``, ``explain``, ``run``, ``status``, ``calibrate``, ``schema``: the pipeline commands."""
 
+import importlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,8 @@ def check(
             "columns": None if checked.columns is None else list(checked.columns),
             "planned": plan,
         }
-        output.show(document, lambda text: text.line(f"{pipeline} is valid: {_outline(checked)}."))
+        unchecked = "" if plan else " SQL expressions and types are not checked without --plan."
+        output.show(document, lambda text: text.line(f"{pipeline} is valid: {_outline(checked)}.{unchecked}"))
 
 
 def explain(
@@ -148,16 +150,19 @@ def run(
 ) -> None:
     """Run a pipeline, or resume it where it stopped. Ctrl-C stops it."""
     with reporting(json, debug) as output:
-        from dovetail.pipeline.step_models import duration
-        from dovetail.storage.running import running
+        # Importing what checks a pipeline takes longer than a user waits for a sign of life.
+        with showing_activity(output.messages) as activity:
+            activity.stage(f"Checking {pipeline}")
+            from dovetail.pipeline.step_models import duration
+            from dovetail.storage.running import running
 
-        checked = _checked(pipeline)
+            checked = _checked(pipeline)
+            _check_connections(checked)
         if trigger is not None and trigger != "available-now":
             try:
                 duration(trigger)
             except ValueError as error:
                 raise PlanError(f"--trigger {error}") from None
-        _check_connections(checked)
         started = time.monotonic()
         again = f"Resume with: dovetail run {pipeline}"
         # Before Spark starts, so that a second runner fails immediately.
@@ -167,7 +172,7 @@ def run(
                 _serve_page(output, served, checkpoint, ui_port)
             if metrics_port is not None:
                 _serve_metrics(output, served, checkpoint, metrics_port)
-            with _planned(output, checked, master, conf, jars) as planned:
+            with _planned(output, checked, master, conf, jars, lines=True) as planned:
                 explanation = planned.flow.explanation().text() if ui else None
                 query = planned.start(trigger, None if resume_from is None else str(resume_from))
                 is_stopped.watch()
@@ -365,22 +370,38 @@ def _check_connections(checked: "CheckedPipeline") -> None:
 
 @contextmanager
 def _planned(
-    output: Output, checked: "CheckedPipeline", master: str, conf: list[str] | None, jars: str | None
+    output: Output,
+    checked: "CheckedPipeline",
+    master: str,
+    conf: list[str] | None,
+    jars: str | None,
+    lines: bool = False,
 ) -> "Iterator[PlannedPipeline]":
-    """Start Spark and plan. Spark runs for the duration of the block."""
+    """Start Spark and plan. Spark runs for the duration of the block. ``lines``: say so without a terminal, too."""
     settings = {name: str(value) for name, value in checked.pipeline.spark.items()}
     settings = {"spark.redaction.regex": _REDACTED, **settings, **key_values("--conf", conf), **_jar_setting(jars)}
     with ExitStack() as stack:
-        with showing_activity(output.messages) as activity:
+        with showing_activity(output.messages, lines) as activity:
             activity.stage("Starting Spark")
             from dovetail.cli.session import spark_session
 
+            # While the JVM starts, this process has nothing else to do.
+            ahead = threading.Thread(target=_import_planner, name="dovetail imports", daemon=True)
+            ahead.start()
             spark = stack.enter_context(spark_session(master, settings))
+            ahead.join()
             activity.stage("Planning")
+            from dovetail.cli.spark_rows import watching_rows
             from dovetail.pipeline.runner import plan_pipeline
 
-            planned = plan_pipeline(spark, checked, activity.stage)
+            with watching_rows(spark, activity.rows):
+                planned = plan_pipeline(spark, checked, activity.stage)
         yield planned
+
+
+def _import_planner() -> None:
+    with suppress(ImportError):  # the import that uses it reports it
+        importlib.import_module("dovetail.pipeline.runner")
 
 
 def _jar_setting(jars: str | None) -> dict[str, str]:

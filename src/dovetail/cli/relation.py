@@ -245,13 +245,16 @@ def _write(
     with _reporting_interrupts(path), showing_activity(output.messages) as activity:
         activity.stage("Starting Spark")
         from dovetail.cli.session import spark_session
+        from dovetail.cli.spark_rows import watching_rows
         from dovetail.spark.plan.relation_jobs import spark_schema
 
         with spark_session(spark.master, spark.settings) as session:
             activity.stage("Reading")
             types = None if rows.relation is None else spark_schema(rows.relation)
             df = read_source(session, rows.source, types)
-            made = write(df, activity.stage("Writing"))
+            report = activity.stage("Writing")
+            with watching_rows(session, activity.rows):
+                made = write(df, report)
     before = None if rows.relation is None else rows.relation.stats.rows
     seconds = round(time.perf_counter() - started, 3)
     output.written({**_version_document(made), "rows_before": before, "seconds": seconds})

@@ -1,6 +1,7 @@
 """Reading a file into a checked `Pipeline`; pydantic's errors become sentences with a line number."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -35,7 +36,7 @@ def parse_pipeline(
     try:
         return Pipeline.model_validate(document.data, by_alias=True, by_name=False), document
     except ValidationError as error:
-        problems = [_problem(document, dict(detail)) for detail in error.errors(include_url=False)]
+        problems = [_located(document, dict(detail)) for detail in error.errors(include_url=False)]
     raise PipelineError(document.path, _innermost(problems))
 
 
@@ -62,8 +63,17 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Dovetail pipeline"}
 
 
-def _problem(document: Document, detail: dict[str, Any]) -> Problem:
-    location: Location = tuple(detail["loc"])
+# What pydantic calls a type: str, list[str], dict[str,str], constrained-str, function-after[...].
+_OF_A_TYPE = re.compile(r"(str|int|float|bool)|(list|dict|tuple|union|constrained|function|nullable|lax)[-\[].*")
+
+
+def _located(document: Document, detail: dict[str, Any]) -> tuple[Problem, bool]:
+    """The problem, and whether it is that of one of several types that the value may have."""
+    location = _in_file(document, detail["loc"])
+    return _problem(document, location, detail), len(location) < len(detail["loc"])
+
+
+def _problem(document: Document, location: Location, detail: dict[str, Any]) -> Problem:
     kind = str(detail["type"])
     if kind == "extra_forbidden":
         known = _keys_beside(location[:-1], document)
@@ -96,12 +106,30 @@ def _shown(value: Any) -> str:
     return "a list" if isinstance(value, list) else repr(value)
 
 
-def _innermost(problems: Sequence[Problem]) -> list[Problem]:
-    """Keep one problem per place: if a value matches none of several types, each of them reports an error."""
-    found: dict[tuple[int, str], Problem] = {}
-    for problem in problems:
-        found.setdefault((problem.line, problem.place), problem)
-    return list(found.values())
+def _in_file(document: Document, location: Sequence[int | str]) -> Location:
+    """A location without the names that pydantic gives to the types that a value may have."""
+    here: Location = ()
+    for part in location:
+        if (*here, part) in document.lines or not (isinstance(part, str) and _OF_A_TYPE.fullmatch(part)):
+            here = (*here, part)
+    return here
+
+
+def _innermost(problems: Sequence[tuple[Problem, bool]]) -> list[Problem]:
+    """Keep one problem per value: if a value matches none of several types, each of them reports an error.
+
+    ``problems`` say whether they are of one of several types. The type that fits best is the one that complains about a
+    part of the value.
+    """
+    found: dict[tuple[int, str], tuple[Problem, bool]] = {}
+    for problem, is_of_a_type in problems:
+        found.setdefault((problem.line, problem.place), (problem, is_of_a_type))
+    inner = [problem.place for problem, is_of_a_type in found.values() if is_of_a_type]
+    return [
+        problem
+        for problem, is_of_a_type in found.values()
+        if not (is_of_a_type and any(other.startswith((f"{problem.place}.", f"{problem.place}[")) for other in inner))
+    ]
 
 
 def _what_it_is(location: Location, document: Document) -> str:

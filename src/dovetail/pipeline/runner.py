@@ -17,6 +17,7 @@ from dovetail.pipeline.checks import CheckedPipeline
 from dovetail.pipeline.documents import Location
 from dovetail.pipeline.problems import PipelineError
 from dovetail.pipeline.secrets import Secret
+from dovetail.pipeline.small_tables import read_if_small
 from dovetail.pipeline.steps import apply_step, join_streams
 from dovetail.relation import Relation
 from dovetail.spark import sinks
@@ -30,7 +31,7 @@ from dovetail.spark.steps.stream import Flow, stream
 
 __all__ = ["PlannedPipeline", "plan_pipeline"]
 
-Announce = Callable[[str], Any]
+Announce = Callable[[str], Callable[[int, int], None] | None]
 
 _MALFORMED, _FILE, _BYTES, _REASON = "__malformed", "__file", "__bytes", "__reason"
 
@@ -63,8 +64,8 @@ def plan_pipeline(
 ) -> PlannedPipeline:
     """Open the sources and relations of the pipeline, build missing relations, and assemble the flow.
 
-    ``announce`` is called with a message before each operation that may take long. A `PipelineError` has the line of
-    what Spark or a join refuses.
+    ``announce`` is called with a message before each operation that may take long; what it returns is called with
+    (parts done, total parts). A `PipelineError` has the line of what Spark or a join refuses.
     """
     return _Planner(spark, checked, announce).plan()
 
@@ -254,11 +255,13 @@ class _Planner:
             if entry.build is None:
                 return path
         build = entry.build
-        self.announce(f"Building relation {name}")
+        report = self.announce(f"Building relation {name}")
 
         def built() -> Relation:
-            rows = self._table(build)
-            return Relation.build(rows, path, on=build.on, shards=build.shards, unique=build.unique)
+            rows: Any = self._table(build)
+            if isinstance(build, models.TableFiles):
+                rows = read_if_small(rows)
+            return Relation.build(rows, path, on=build.on, shards=build.shards, unique=build.unique, progress=report)
 
         relation: Relation = self._at(("relations", name, "build"), built)
         return relation

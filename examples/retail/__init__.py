@@ -1,0 +1,1 @@
+"""The parts of the retail demo, see ``examples/retail_demo.py``."""
