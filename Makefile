@@ -141,6 +141,10 @@ bench-cold: setup  ## lookups in a table several times larger than memory, in a 
 bench-flow: setup  ## flow.enrich that lets nothing wait against enrich, both into Parquet, in turns; table and JSON
 	@$(RUN) python benchmarks/flow_enrich.py $(ARGS)
 
+.PHONY: bench-nexmark
+bench-nexmark: setup  ## Nexmark's joins on Dovetail, Spark alone and Flink, from the same files; table, JSON and plot
+	@$(RUN) python benchmarks/nexmark.py $(ARGS)
+
 .PHONY: bench-warehouse
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
 	@$(RUN) python benchmarks/warehouse.py $(ARGS)

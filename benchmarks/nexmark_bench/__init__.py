@@ -1,0 +1,1 @@
+"""The parts of `nexmark.py`: data, queries, engines, measurements, report."""
