@@ -20,13 +20,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dovetail.core.arrays import BoolArray, Int32Array, Int64Array, UInt8Array
-from dovetail.kernels.bucket_index import bucket_count_of, find_in_buckets, order_by_bucket, start_buckets
+from dovetail.kernels.bucket_index import (
+    bucket_count_of,
+    expand_piece,
+    find_in_buckets,
+    order_by_bucket,
+    start_buckets,
+)
 from dovetail.kernels.time_index import EVERY_PLACE, narrow_to_times, sort_runs_by_time
 
 __all__ = ["IN_MEMORY", "Chunk", "OtherIndex", "Tuples", "get_bits", "make_bits", "set_bits"]
 
 IN_MEMORY = 2**62
 """The departure stamp of tuples still in memory."""
+_MOST_PAIRS = 65_536
 DIRECT = 0
 """The departure stamp of tuples that were never in memory: before every arrival."""
 
@@ -65,8 +72,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "arrivals", "codes", "departure", "done", "high", "is_timed", "level", "low", "max_arrival", "max_low",
-        "min_low", "nbytes", "others", "rows", "saved_done", "serial", "starts",
+        "arrivals", "codes", "departure", "done", "gone", "gone_count", "high", "is_timed", "level", "low",
+        "max_arrival", "max_low", "min_low", "nbytes", "others", "rows", "saved_done", "saved_gone", "serial", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +96,10 @@ class Chunk:
         self.done = None if tuples.done is None else make_bits(tuples.done)
         # Those of the done bits that are stored.
         self.saved_done = None if self.done is None else np.zeros_like(self.done)
+        # Rows that were purged and are not copied out yet, one bit each; None for none. And which are stored.
+        self.gone: UInt8Array | None = None
+        self.saved_gone: UInt8Array | None = None
+        self.gone_count = 0
         self.starts = starts
         self.others = others
         self.level = level
@@ -149,6 +160,39 @@ class Chunk:
         """The contents without the index, with the current done bits."""
         done = None if self.done is None else get_bits(self.done, None, len(self))
         return Tuples(self.rows, self.codes, self.arrivals, self.low, self.high, done)
+
+    def mark_gone(self, rows: BoolArray) -> None:
+        """Purge rows without copying the others; nothing finds them any more. None of them may be gone already."""
+        if self.gone is None or self.saved_gone is None:
+            self.gone = make_bits(np.zeros(len(self), np.bool_))
+            self.saved_gone = np.zeros_like(self.gone)
+            self.nbytes += 2 * self.gone.nbytes
+        self.gone |= make_bits(rows)
+        self.gone_count += int(np.count_nonzero(rows))
+
+    def is_gone(self, rows: npt.NDArray[np.signedinteger] | None = None) -> BoolArray:
+        """Which of some rows, or of all, were purged."""
+        if self.gone is None:
+            return np.zeros(len(self) if rows is None else len(rows), np.bool_)
+        return get_bits(self.gone, rows, len(self))
+
+    def count(self, queries: Int64Array) -> Int32Array:
+        """How many rows have each code of the first attribute, without those that were purged."""
+        first, count, total = self.find(0, queries)
+        state = (0, 0, total if self.gone_count else 0)
+        while state[2]:
+            rows, places, state = expand_piece(first, count, state, _MOST_PAIRS)
+            count -= np.bincount(rows[self.is_gone(places)], minlength=len(count)).astype(np.int32)
+        return count
+
+    def rows_of(self, queries: Int64Array) -> Int32Array:
+        """The rows with one of these codes of the first attribute, in ascending order, without purged ones."""
+        first, count, total = self.find(0, queries)
+        if total == 0:
+            return np.zeros(0, np.int32)
+        _, places, _ = expand_piece(first, count, (0, 0, total), total)
+        rows = np.unique(places)
+        return rows[~self.is_gone(rows)] if self.gone_count else rows
 
     def find(self, place: int, queries: Int64Array) -> tuple[Int32Array, Int32Array, int]:
         """For each query, the range of places whose code of the input's attribute number `place` is equal."""

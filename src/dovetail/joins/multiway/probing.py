@@ -137,6 +137,8 @@ class Prober:
     ) -> BoolArray | None:
         """The candidates that match in everything besides the code they were found by; None if all do."""
         checks: list[BoolArray] = []
+        if chunk.gone is not None:
+            checks.append(~chunk.is_gone(rows))
         if partial.latest is not None:
             checks.append(chunk.arrivals[rows] < partial.latest[queries])
         if bounds is not None:

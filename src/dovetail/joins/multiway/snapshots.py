@@ -3,7 +3,7 @@
 Every chunk in memory is one table, named by its serial number and immutable under that name, plus its index
 (``<name>.index``). Pieces on disk that a snapshot sees for the first time form one table per input, one record batch
 per piece; its index holds their metadata. A runtime stores the tables it does not have yet. Done bits do change: see
-`done_log`.
+`bit_log`.
 
 A piece in a stored table is referenced, not copied: neither a later snapshot nor a restart writes it again, unless less
 than half of its table is still needed.
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from dovetail.core.errors import StateError
+from dovetail.joins.multiway.bit_log import KINDS, StoredBits, bit_tables, mark_stored, size_of
 from dovetail.joins.multiway.chunk import DIRECT, IN_MEMORY, Chunk, get_bits
-from dovetail.joins.multiway.done_log import FIRST, DoneBits, done_tables, log_of, mark_stored
 from dovetail.joins.multiway.spill import FACTS, Fetch, Piece, StoredTable, chunk_table, tuples_of
 from dovetail.joins.multiway.state import JoinState
 from dovetail.joins.protocol import Snapshot
@@ -57,8 +57,10 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
                 facts = zip(*(piece.facts() for piece in pieces.values()), strict=True)
                 tables[f"{name}.index"] = pa.table([pa.array(f, pa.int64()) for f in facts], names=list(FACTS))
     state.store.release()
-    done, done_names = done_tables(state, have, state.store.fetch)
-    tables |= done
+    logged: dict[str, list[str]] = {}
+    for kind in KINDS:
+        new, logged[kind] = bit_tables(state, kind, have, state.store.fetch)
+        tables |= new
     domains = [
         [d.joined_until, d.pending, d.pending_since, d.pending_low, [list(entry) for entry in d.log]]
         for d in state.domains
@@ -66,7 +68,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
     values = {
         **join.scalars(),
         "chunks": described,
-        "done": done_names,
+        **logged,
         "domains": domains,
         "spilled": np.flatnonzero(state.spilled).tolist(),
         "stamp": state.stamp,
@@ -80,7 +82,7 @@ def snapshot_of(join: "MJoin", have: frozenset[str]) -> Snapshot:
 def table_names(join: "MJoin") -> frozenset[str]:
     """The stored tables, without indexes, that the next snapshot would still reference."""
     state = join.state
-    held = set(state.done_log)
+    held = {name for log in state.bit_logs.values() for name in log}
     held |= {f"{i}-{c.serial}" for i in range(len(state.memory)) for c in (*state.memory[i], *state.direct[i])}
     known = frozenset(state.stored)
     for i in range(len(state.memory)):
@@ -123,13 +125,15 @@ def refer_to_stored(join: "MJoin", snapshot: Snapshot, fetch: Fetch) -> None:
         for number, serial in enumerate(facts["serial"].to_pylist()):
             state.store.refer(held[named[name]["input"], serial], name, number)
         state.stored[name] = _stored(facts)
-    mark_stored(state, snapshot.tables, snapshot.values["done"])
+    for kind in KINDS:
+        mark_stored(state, kind, snapshot.tables, snapshot.values[kind])
 
 
 def named_tables(values: Mapping[str, Any]) -> frozenset[str]:
     """The tables, without indexes, that a snapshot with these values is made of."""
     promised = values.get("metadata", {}).get("tables", ())
-    return frozenset([*values["chunks"], *values.get("done", ()), *promised])
+    bits = [name for kind in KINDS for name in values.get(kind, ())]
+    return frozenset([*values["chunks"], *bits, *promised])
 
 
 def _stored(facts: pa.Table) -> StoredTable:
@@ -145,9 +149,10 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> 
             hint="Make the join as it was, or start without a snapshot.",
         )
     values: dict[str, Any] = dict(snapshot.values)
-    # Earlier versions had one table, and did not name it.
-    logged = {name: _table(name, snapshot, fetch) for name in values.get("done", [FIRST])}
-    bits = DoneBits(logged.values())
+    # Earlier versions had one table of done bits, and did not name it.
+    named = {kind: values.get(kind, ["done"] if kind == "done" else []) for kind in KINDS}
+    logged = {kind: {name: _table(name, snapshot, fetch) for name in names} for kind, names in named.items()}
+    bits = [StoredBits(kind, tables.values()) for kind, tables in logged.items()]
     state = join.state
     state.clear()
     state.stored = {}
@@ -158,14 +163,17 @@ def restore_operator(join: "MJoin", snapshot: Snapshot, fetch: Fetch | None) -> 
             facts = _index(name, snapshot, fetch)
             if facts is None:
                 raise _lacks(name)
-            _restore_pieces(state, name, about, facts, snapshot.tables.get(name), bits)
+            _restore_pieces(state, name, about, facts, snapshot.tables.get(name), bits[0])
             continue
         chunk = _chunk(state, name, about, _table(name, snapshot, fetch), _index(name, snapshot, fetch))
-        bits.restore(name, chunk)
+        for each in bits:
+            each.restore(name, chunk)
         state.adopt(about["input"], chunk, about["place"] == _DIRECT)
     # What came with the snapshot is stored nowhere: the next one has it again.
-    is_stored = not logged.keys() & snapshot.tables.keys()
-    state.done_log = {name: log_of(table) for name, table in logged.items()} if is_stored else {}
+    state.bit_logs = {
+        kind: {} if tables.keys() & snapshot.tables.keys() else {name: size_of(t) for name, t in tables.items()}
+        for kind, tables in logged.items()
+    }
     state.stamp, state.serial = values["stamp"], values["serial"]
     state.spilled[:] = False
     state.spilled[values["spilled"]] = True
@@ -190,7 +198,7 @@ def _restore_pieces(
     about: Mapping[str, Any],
     facts: pa.Table,
     table: pa.Table | None,
-    bits: DoneBits,
+    done: StoredBits,
 ) -> None:
     """Write pieces whose table came with the snapshot to the spill directory; reference the others."""
     i = about["input"]
@@ -199,7 +207,7 @@ def _restore_pieces(
     pieces = [Piece.stored(known[number], name, number) for number in numbers]
     for piece in pieces:
         if state.spec.preserved[i]:
-            bits.restore(f"{i}-{piece.serial}", piece.with_done(np.zeros(-(-piece.rows // 8), np.uint8)))
+            done.restore(f"{i}-{piece.serial}", piece.with_done(np.zeros(-(-piece.rows // 8), np.uint8)))
     if table is None:
         state.stored[name] = _stored(facts)
         state.file_pieces(i, pieces)

@@ -78,8 +78,8 @@ class JoinState:
         self.store = SpillStore(spec)
         self.stored: dict[str, StoredTable] = {}
         """The stored tables that hold pieces, by name."""
-        self.done_log: dict[str, int] = {}
-        """The stored tables that hold done bits, oldest first, with their sizes."""
+        self.bit_logs: dict[str, dict[str, int]] = {}
+        """By kind, the stored tables that hold bits of rows, oldest first, with their sizes."""
         self.stamp = 1
         self.serial = 1
         self._memory_bytes = ledger.reserve("state")
@@ -102,7 +102,10 @@ class JoinState:
     @property
     def rows(self) -> list[int]:
         """Rows held per input, in memory and on disk."""
-        held = [sum(map(len, (*self.memory[i], *self.direct[i]))) for i in range(len(self.memory))]
+        held = [
+            sum(len(chunk) - chunk.gone_count for chunk in (*self.memory[i], *self.direct[i]))
+            for i in range(len(self.memory))
+        ]
         for domain in self.domains:
             for i, pieces in enumerate(domain.pieces):
                 held[i] += sum(piece.rows for piece in pieces)
@@ -197,6 +200,7 @@ class JoinState:
             self.work.resize(2 * total)
             keep = [None if mask is None else ~mask for mask in with_expired]
             self._metrics.purged_rows += sum(int(mask.sum()) for mask in with_expired if mask is not None)
+            self._metrics.purged_rows -= sum(chunk.gone_count for chunk in group)  # counted when they were purged
             chunk = merged(self.next_serial(), group, keep, self.spec.partitions)
             self._metrics.merges += 1
             self._metrics.merged_rows += len(chunk)
@@ -205,10 +209,10 @@ class JoinState:
             self.work.resize(0)
 
     def part_of(self, chunk: Chunk, mask: BoolArray) -> Chunk:
-        """Some rows of a chunk as a new chunk."""
+        """Some rows of a chunk as a new chunk, without those that were purged."""
         return Chunk.of_ordered(
             self.next_serial(),
-            chunk.tuples.filter(mask),
+            chunk.tuples.filter(mask if chunk.gone is None else mask & ~chunk.is_gone()),
             self.spec.partitions,
             chunk.level,
             chunk.departure,
@@ -237,7 +241,13 @@ class JoinState:
     # ---------------------------------------------------------------- purging
 
     def droppable(self, chunk: Chunk, horizon: int | None) -> BoolArray | None:
-        """Rows that no result can need any more; None if there are none."""
+        """Rows that no result can need any more, purged ones too; None if there are none."""
+        drop = self._unneeded(chunk, horizon)
+        if chunk.gone_count:
+            return chunk.is_gone() if drop is None else drop | chunk.is_gone()
+        return drop
+
+    def _unneeded(self, chunk: Chunk, horizon: int | None) -> BoolArray | None:
         drop: BoolArray | None = None
         if horizon is not None:
             drop = chunk.expired_rows(horizon)
@@ -285,7 +295,7 @@ class JoinState:
             if drop is None or 2 * count < len(chunk):
                 yield chunk
                 continue
-            self._metrics.purged_rows += count
+            self._metrics.purged_rows += count - chunk.gone_count
             if count < len(chunk):
                 self.work.resize(min(chunk.nbytes, self.limits.work))
                 yield self.part_of(chunk, ~drop)
@@ -321,6 +331,9 @@ class JoinState:
         """Flush until `needed_bytes` fit. On a `BudgetError` or `SpillError` everything is still in memory."""
         share = self.limits.state // 8
         while self.held_bytes + needed_bytes > self.limits.state:
+            if any(chunk.gone_count for chunks in self.memory for chunk in chunks):
+                self._copy_out_gone(range(len(self.memory)))
+                continue
             if self.spec.spill_directory is None:
                 wanted = self.spec.budget.total_bytes * (self.held_bytes + needed_bytes) // self.limits.state + 1
                 raise BudgetError(
@@ -341,6 +354,7 @@ class JoinState:
 
     def flush(self, victims: dict[int, BoolArray]) -> None:
         """Move the tuples of some partitions, per input, from memory to disk; on an error nothing is moved."""
+        self._copy_out_gone(victims)
         departure = self.next_stamp()
         written: list[tuple[int, list[Piece]]] = []
         try:
@@ -366,6 +380,16 @@ class JoinState:
             for mask in victims.values():
                 self.spilled |= mask
         self._metrics.flushes += 1
+
+    def _copy_out_gone(self, victims: Iterable[int]) -> None:
+        """Leave out what was purged of inputs that are about to be flushed."""
+        for i in victims:
+            for place, chunk in enumerate(self.memory[i]):
+                if chunk.gone_count:
+                    self.work.resize(min(chunk.nbytes, self.limits.work))
+                    self.memory[i][place] = self.part_of(chunk, ~chunk.is_gone())
+                    self.work.resize(0)
+        self.account()
 
     def flush_direct(self) -> None:
         """Write the tuples that were waiting in memory to be written together."""

@@ -64,6 +64,7 @@ CLOSED_ROW = "closed"
 """What a notice says about a join value that no later result has."""
 
 _MOST_VALUES = 1_000_000
+_WAITING_SHARE = 32  # of the memory for promises: which values were closed since the last purge
 
 
 class MetadataJoin(MJoin):
@@ -119,7 +120,7 @@ class MetadataJoin(MJoin):
         limit = int(spec.budget.total_bytes * metadata.memory_share)
         self.state.limits = replace(self.state.limits, state=self.state.limits.state - limit)
         self._promise_limit = limit
-        self.collection = PunctuationCollection(spec, limit)
+        self.collection = PunctuationCollection(spec, limit - limit // _WAITING_SHARE)
         self._promise_bytes = self._ledger.reserve("promises")
         self._quarantine = Quarantine(self._ledger.reserve("quarantine"), self.state.limits.arrivals // 2)
         unique = [name in metadata.keys for name in spec.names]
@@ -134,7 +135,9 @@ class MetadataJoin(MJoin):
         self._deferred = DeferredRows()
         self.on_quarantined: Callable[[str, pa.RecordBatch], None] | None = None
         """Called with tuples that broke a promise; None: they wait for `take_quarantined`."""
-        self._policy = PurgePolicy(metadata, self.state, self._purger)
+        waiting_bytes = limit // _WAITING_SHARE
+        self._policy = PurgePolicy(metadata, self.state, self._purger, waiting_bytes)
+        self._waiting_bytes = self._ledger.reserve("closed_values")
         self._account_promises()
 
     def _new_metrics(self) -> MetadataMetrics:
@@ -349,10 +352,13 @@ class MetadataJoin(MJoin):
         yield from self._purge_or_wait(codes, closed_count)
 
     def _account_promises(self) -> None:
-        self._promise_bytes.resize(self.collection.nbytes + self._promises.nbytes + self._deferred.nbytes)
+        self._promise_bytes.resize(
+            self.collection.nbytes + self._promises.nbytes + self._deferred.nbytes + self._policy.nbytes
+        )
 
     def _forget(self) -> Iterator[pa.RecordBatch]:
-        """Use all promises, then forget some of them."""
+        """Use all promises, also those not noted yet, then forget some of them."""
+        self._policy.note_unknown()
         yield from self._purge(None)
         self.metrics.punctuations_forgotten += self.collection.forget()
         self._account_promises()
@@ -377,13 +383,15 @@ class MetadataJoin(MJoin):
     # ---------------------------------------------------------------- purging
 
     def _purge_or_wait(self, codes: Int64Array | None, count: int) -> Iterator[pa.RecordBatch]:
-        self._policy.note(count)
+        self._policy.note(count, codes)
+        self._waiting_bytes.resize(self._policy.nbytes)
         if self._policy.is_due():
             yield from self._purge(codes if self._policy.is_immediate else None)
 
     def _purge(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
         """Purge what closed values allow, then propagate what has become true."""
         yield from self._policy.purge(codes)
+        self._waiting_bytes.resize(self._policy.nbytes)
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -408,7 +416,8 @@ class MetadataJoin(MJoin):
         """Mark an input as ended: all its join values are closed."""
         super().finish(name)
         self._purger.ended.add(self._number(name))
-        self._policy.unpurged += 1
+        self._policy.note_unknown()
+        self._waiting_bytes.resize(self._policy.nbytes)
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from super()._drain()
@@ -455,6 +464,7 @@ class MetadataJoin(MJoin):
         self._deferred.restore(tables)
         self._promises.restore(promised["promises"])
         self._policy.restore(promised)
+        self._waiting_bytes.resize(self._policy.nbytes)
         self._purger.ended = {self._number(name) for name in self.ended}
         self._quarantine.restore(promised["quarantined"], tables)
         self._account_promises()

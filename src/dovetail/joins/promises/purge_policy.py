@@ -25,21 +25,37 @@ _FEWEST_PURGED = 100
 class PurgePolicy:
     """Counts closed values that wait to be purged, and purges them when due."""
 
-    def __init__(self, metadata: Metadata, state: JoinState, purger: Purger) -> None:
+    def __init__(self, metadata: Metadata, state: JoinState, purger: Purger, most_waiting_bytes: int) -> None:
+        self._most_waiting_bytes = most_waiting_bytes
         self._metadata = metadata
         self._state = state
         self._purger = purger
         self.unpurged = 0
         self.unpurged_on_disk = 0
+        self._waiting: list[Int64Array] | None = []
+        """The values that were closed since the last purge; None if they are not known one by one."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(codes.nbytes for codes in self._waiting or ())
 
     @property
     def is_immediate(self) -> bool:
         return self._metadata.purging_used == "immediate"
 
-    def note(self, count: int) -> None:
-        """Count newly closed values."""
+    def note(self, count: int, codes: Int64Array | None) -> None:
+        """Count newly closed values, and remember which they are; None if that is not known."""
         self.unpurged += count
         self.unpurged_on_disk += count
+        if codes is None or self.nbytes + codes.nbytes > self._most_waiting_bytes:
+            self._waiting = None
+        elif self._waiting is not None:
+            self._waiting.append(codes)
+
+    def note_unknown(self) -> None:
+        """Any value may have been closed: the next purge looks at all tuples."""
+        self.unpurged += 1
+        self._waiting = None
 
     def is_due(self) -> bool:
         return self.is_immediate or self.unpurged >= self._purged_together()
@@ -64,8 +80,13 @@ class PurgePolicy:
     def purge(self, codes: Int64Array | None) -> Iterator[pa.RecordBatch]:
         """Purge what closed values allow; given codes, only tuples with one of them, and their partitions."""
         self.unpurged = 0
+        waiting, self._waiting = self._waiting, []
         if self._purger.knows_something:
-            yield from self._purger.purge_memory(codes)
+            in_memory = codes
+            if codes is None and waiting is not None:
+                # Together they are all that was closed: no other tuple needs a look.
+                in_memory = np.concatenate([np.zeros(0, np.int64), *waiting])
+            yield from self._purger.purge_memory(in_memory)
             if any(domain.is_open for domain in self._state.domains):
                 yield from self._purger.purge_unread()
                 if self.is_immediate:
@@ -84,6 +105,7 @@ class PurgePolicy:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         self.unpurged, self.unpurged_on_disk = values["unpurged"], values["unpurged_on_disk"]
+        self._waiting = None if self.unpurged else []
 
 
 class PurgingStages(DiskStages):

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from dovetail.core.arrays import BoolArray, Int32Array, Int64Array
-from dovetail.joins.multiway.chunk import Chunk, get_bits
+from dovetail.joins.multiway.chunk import IN_MEMORY, Chunk, get_bits
 from dovetail.joins.multiway.results import ResultWriter
 from dovetail.joins.multiway.spill import Piece, tuples_of
 from dovetail.joins.multiway.state import JoinState
@@ -100,15 +100,18 @@ class Purger:
     def _holds_code(self, j: int, codes: Int64Array) -> BoolArray:
         found: BoolArray = np.zeros(len(codes), np.bool_)
         for chunk in (*self._state.memory[j], *self._state.direct[j]):
-            found |= chunk.find(0, codes)[1] > 0
+            found |= chunk.count(codes) > 0
         return found
 
     def holds(self, j: int, keys: Keys, reads_disk: bool = False) -> BoolArray:
         """Which keys an input holds in memory and, with `reads_disk`, on disk."""
         found: BoolArray = np.zeros(len(keys.codes), np.bool_)
         for chunk in (*self._state.memory[j], *self._state.direct[j]):
+            if not keys.columns:
+                found |= chunk.count(keys.codes) > 0
+                continue
             first, count, total = chunk.find(0, keys.codes)
-            found |= self._same(j, keys, first, count, total, chunk.rows)
+            found |= self._same(j, keys, first, count, total, chunk.rows, chunk)
         if reads_disk:
             partitions = partitions_of(keys.codes, self._spec.partitions)
             for number in np.unique(partitions).tolist():
@@ -135,6 +138,7 @@ class Purger:
         count: Int32Array,
         total: int,
         rows: pa.RecordBatch,
+        chunk: Chunk | None = None,
     ) -> BoolArray:
         if not keys.columns or total == 0:
             return count > 0
@@ -144,6 +148,8 @@ class Purger:
         while state[2]:
             queries, places, state = expand_piece(first, count, state, 65_536)
             same = keys.equal(queries.astype(np.int64), theirs, places.astype(np.int64))
+            if chunk is not None and chunk.gone_count:
+                same = same & ~chunk.is_gone(places)
             found[queries[same]] = True
         return found
 
@@ -152,7 +158,7 @@ class Purger:
         found: BoolArray = np.zeros(len(codes), np.bool_)
         for j, chunks in enumerate(self._state.memory):
             for chunk in chunks if j != i else ():
-                found |= chunk.find(0, codes)[1] > 0
+                found |= chunk.count(codes) > 0
         return found
 
     def divided(self, i: int, chunk: Chunk) -> tuple[Chunk | None, Chunk]:
@@ -172,16 +178,16 @@ class Purger:
         return self._state.part_of(chunk, drop), self._state.part_of(chunk, ~drop)
 
     def held(self, horizons: Sequence[int | None], i: int, codes: Int64Array | None) -> Iterator[Held | Unread]:
-        """Tuples of an input that may still be in a result; given codes, at least those with one of them."""
+        """Tuples of an input that may still be in a result; given codes, those with one of them."""
         reader = self._collection.readers[i]
         for chunk in (*self._state.memory[i], *self._state.direct[i]):
-            expired = None if horizons[i] is None else self._state.droppable(chunk, horizons[i])
-            if codes is not None and chunk.find(0, codes)[2] == 0:
-                continue
-            if expired is None:
+            rows = np.arange(len(chunk), dtype=np.int32) if codes is None else chunk.rows_of(codes)
+            expired = self._state.droppable(chunk, horizons[i]) if horizons[i] is not None or chunk.gone_count else None
+            if expired is not None:
+                rows = rows[~expired[rows]]
+            if len(rows) == len(chunk):
                 yield Held(reader.of_chunk(chunk), chunk.rows)
-            else:
-                rows = np.flatnonzero(~expired)
+            elif len(rows):
                 yield Held(reader.of_chunk(chunk).take(rows), chunk.rows.take(pa.array(rows)))
         for domain in self._state.domains:
             for piece in domain.pieces[i]:
@@ -204,13 +210,9 @@ class Purger:
     def _droppable_rows(self, i: int, chunk: Chunk, codes: Int64Array | None) -> BoolArray | None:
         keys = self._collection.readers[i].of_chunk(chunk)
         if codes is None:
-            mask = self.droppable(i, keys)
+            mask = self.droppable(i, keys) & ~chunk.is_gone()
             return mask if mask.any() else None
-        first, count, total = chunk.find(0, codes)
-        if total == 0:
-            return None
-        _, places, _ = expand_piece(first, count, (0, 0, total), total)
-        rows = np.unique(chunk.rows_at(0, places))
+        rows = chunk.rows_of(codes)
         rows = rows[self.droppable(i, keys.take(rows))]
         if not rows.size:
             return None
@@ -229,9 +231,16 @@ class Purger:
             count = int(mask.sum())
             self._metrics.closed_rows += count
             self._metrics.saved_bytes += chunk.nbytes * count // max(1, len(chunk))
+            in_memory = chunk.departure == IN_MEMORY
+            if in_memory and 2 * (chunk.gone_count + count) < len(chunk):
+                # The others are copied once most of the chunk was purged.
+                chunk.mark_gone(mask)
+                continue
             # One copy at a time: each old chunk is freed before the next is copied.
             self._state.work.resize(min(chunk.nbytes, self._state.limits.work))
-            self._replace(i, chunk, None if count == len(chunk) else self._state.part_of(chunk, ~mask))
+            self._replace(
+                i, chunk, None if count + chunk.gone_count == len(chunk) else self._state.part_of(chunk, ~mask)
+            )
             self._state.work.resize(0)
         self._state.account()
 
@@ -324,6 +333,7 @@ class Purger:
             for chunk in (*state.memory[i], *state.direct[i]):
                 offsets = chunk.partition_offsets(self._spec.partitions)
                 rows = np.arange(offsets[number], offsets[number + 1])
+                rows = rows[~chunk.is_gone(rows)]
                 rows = rows[self.droppable(i, reader.of_chunk(chunk).take(rows), reads_disk=True)]
                 if rows.size:
                     mask = np.zeros(len(chunk), np.bool_)

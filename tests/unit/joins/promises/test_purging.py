@@ -1,5 +1,6 @@
 """What is held after a promise: nothing of a closed join value, by rows and by bytes, in memory and on disk."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dovetail.joins.multiway import TimeWindow, mjoin_spec
+from dovetail.joins.multiway.snapshots import named_tables
 from dovetail.joins.promises import Metadata, MetadataJoin, Punctuation
 from dovetail.testing.snapshots import through_storage
 
@@ -31,6 +33,61 @@ def test_closing_punctuations_leave_nothing_of_a_key_by_rows_and_bytes(script: A
     join.promise("a", key(2))
     join.promise("b", key(2))
     assert (join.held(), join.state_bytes()) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize("keys", ["integer", "text"])
+@pytest.mark.parametrize("how", ["inner", "full"])
+def test_purge_writes_what_was_closed_and_is_as_complete_after_a_restart(script: Any, keys: str, how: str) -> None:
+    key = (lambda k: f"k{k}") if keys == "text" else (lambda k: k)
+    metadata = Metadata(purging="batched", purge_count=5, propagate=True)
+    options = {"keys": keys, "how": how, "budget": "4MB"}
+    join, rows = script("ab", metadata, **options), 3000
+    stored: dict[str, pa.Table] = {}
+    out = join.offer("a", *[(key(k), f"a{k}" + "x" * 40) for k in range(rows)])
+    out += join.offer("b", *[(key(k), f"b{k}" + "x" * 40) for k in range(0, rows, 2)])
+    chance, closed, sizes = np.random.default_rng(18), set(), []
+    for number in range(40):
+        some = [int(k) for k in chance.integers(0, rows, 10)]
+        for name in "ab":
+            out += join.promise(name, *[key(k) for k in some if k not in closed])
+        closed |= set(some)
+        snapshot = through_storage(join.join.snapshot(have=frozenset(stored)))
+        in_state = {name for name in snapshot.tables if name[0].isdigit() or name.startswith(("gone", "done"))}
+        sizes.append(sum(snapshot.tables[name].nbytes for name in in_state))
+        stored |= {name: table for name, table in snapshot.tables.items() if table.num_rows}
+        stored = {n: t for n, t in stored.items() if n.removesuffix(".index") in named_tables(snapshot.values)}
+        join.join.refer_to_stored(snapshot, stored.__getitem__)
+        if number % 10 == 9:
+            again = script("ab", metadata, **options)
+            again.join.restore(replace(snapshot, tables={}), stored.__getitem__)
+            assert again.held() == join.held()
+            join = again
+    held = [k for k in range(rows) if k not in closed]
+    assert join.held() == (len(held), sum(k % 2 == 0 for k in held))
+    assert max(sizes[1:]) < sizes[0] / 20, "no chunk is written again for ten keys"
+    for k in held[:50]:
+        out += join.offer("b", (key(k), "later"))
+    pairs = [(f"a{k}" + "x" * 40, f"b{k}" + "x" * 40) for k in range(0, rows, 2)]
+    pairs += [(f"a{k}" + "x" * 40, "later") for k in held[:50]]
+    for name in "ab":
+        join.join.finish(name)
+    out += join.labels(join.join.drain())
+    matched = {pair[0] for pair in pairs}
+    alone = [(f"a{k}" + "x" * 40, None) for k in range(rows) if f"a{k}" + "x" * 40 not in matched]
+    assert sorted(out, key=str) == sorted(pairs + (alone if how == "full" else []), key=str)
+
+
+def test_memory_of_what_was_purged_is_used_before_anything_spills(script: Any) -> None:
+    join = script("ab", AT_ONCE, budget="400kB")
+    join.offer("a", *[(k, "x" * 100) for k in range(800)])
+    before = join.state_bytes()
+    for name in "ab":
+        join.promise(name, *range(350))
+    assert join.held() == (450, 0)
+    # No spill directory: there is room for as many as were purged.
+    for start in range(1000, 1600, 50):
+        join.offer("a", *[(k, "x" * 100) for k in range(start, start + 50)])
+    assert join.state_bytes() < 2 * before
 
 
 def test_tuple_of_three_inputs_goes_when_all_others_are_closed_or_one_closed_one_has_no_match(script: Any) -> None:

@@ -146,7 +146,7 @@ class DiskStages:
         order = self._chooser.order(i)
         if len(sources) == len(order):
             for chunk, rows in drivers:
-                new = rows[chunk.arrivals[rows] >= domain.joined_until]
+                new = rows[(chunk.arrivals[rows] >= domain.joined_until) & ~chunk.is_gone(rows)]
                 yield from self._join(i, chunk, new, sources, domain, only_earlier=True)
             return
         if not any(len(rows) for _, rows in drivers):
