@@ -291,3 +291,19 @@ def test_pipeline_file_follows_and_says_what_it_lacks(spark: SparkSession, tmp_p
         "There is no column 'nr'.",
         "There is no column 'town'.",
     }
+
+
+def test_erased_key_stays_away_and_the_follower_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    log = change_log(7, 150, 12)
+    give(tmp_path, 0, [envelope(change, "plain") for change in log])
+    run(spark, tmp_path)
+    present = sorted(in_relation(tmp_path))
+    report = Relation.open(tmp_path / "customers").erase([present[0]])
+    assert any(str(tmp_path / "checkpoint") in place for place in report.not_erased)
+    more = [{**change, "lsn": change["lsn"] + 1000} for change in change_log(8, 60, 12)]
+    more = [change for change in more if change["id"] != present[0]]
+    give(tmp_path, 1, [envelope(change, "plain") for change in more])
+    run(spark, tmp_path)
+    expected = replayed([*log, *more])
+    del expected[present[0]]
+    assert in_relation(tmp_path) == expected
