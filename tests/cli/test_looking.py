@@ -218,3 +218,24 @@ def test_another_writer_is_exit_code_4(run_here: Run, relation: dt.Relation) -> 
         busy = run_here("relation", "vacuum", relation.path, "--json")
     assert (busy.code, busy.error["class"]) == (4, "RelationConflict")
     assert run_here("relation", "vacuum", relation.path).code == 0
+
+
+def test_erase_names_what_it_did_and_what_is_not_its_own(run_here: Run, tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2, 3], "city": ["a", "b", "c"]})
+    dt.Relation.build(rows, tmp_path / "r", on="id").upsert(rows.slice(1, 1))
+    shown = run_here("relation", "erase", "r", "--key", 2, "--key", "9", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    assert (shown.document["keys"], shown.document["rows"], shown.document["versions"]) == (2, 2, [1, 2])
+    assert any("sinks" in place for place in shown.document["not_erased"])
+    assert dt.Relation.open(tmp_path / "r", 1).to_arrow()["id"].to_pylist() == [1, 3]
+    refused = run_here("relation", "erase", "r", "--key", "two")
+    assert refused.code != 0
+    assert "not of the key's type" in refused.err
+
+
+def test_erase_of_a_key_of_several_columns_takes_json(run_here: Run, tmp_path: Path) -> None:
+    dt.Relation.build(pa.table({"a": ["x", "x"], "b": [1, 2], "n": [1, 2]}), tmp_path / "r", on=["a", "b"])
+    assert run_here("relation", "erase", "r", "--key", '["x", 2]').code == 0
+    assert dt.Relation.open(tmp_path / "r").to_arrow()["b"].to_pylist() == [1]
+    refused = run_here("relation", "erase", "r", "--key", "x")
+    assert "write a JSON array of that many values" in refused.err

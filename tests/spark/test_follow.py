@@ -12,9 +12,13 @@ from pyspark.sql import SparkSession
 
 import dovetail as dt
 from dovetail.core.errors import DovetailError, PlanError, SchemaError, StateError
+from dovetail.pipeline.checks import check_pipeline
+from dovetail.pipeline.loading import parse_pipeline
+from dovetail.pipeline.problems import PipelineError
+from dovetail.pipeline.runner import plan_pipeline
 from dovetail.relation import Relation
 from dovetail.testing.faults import load_program
-from dovetail.testing.flows import Feed, commits_of
+from dovetail.testing.flows import Feed, commits_of, published_rows
 
 DRILLING = load_program(Path(__file__).parents[1] / "drills" / "drilling.py")
 
@@ -116,7 +120,8 @@ def test_shuffled_and_repeated_envelopes_give_the_relation_of_sorted_ones(
     assert counted == len(lines)
     assert details["late"] > 0
     origin = Relation.open(tmp_path / "customers").origin
-    assert origin is not None and '"logOffset"' in origin["offsets"][0]
+    assert origin is not None
+    assert '"logOffset"' in origin["offsets"][0]
 
 
 def test_every_stop_and_start_continues_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -200,7 +205,7 @@ def test_second_follower_is_refused(spark: SparkSession, tmp_path: Path) -> None
     give(tmp_path, 0, [envelope(change, "plain") for change in change_log(5, 20, 5)])
     run(spark, tmp_path)
     before = Relation.open(tmp_path / "customers").version
-    with pytest.raises(StateError, match="is followed by another flow, with the checkpoint .*/checkpoint"):
+    with pytest.raises(StateError, match=r"is followed by another flow, with the checkpoint .*/checkpoint"):
         run(spark, tmp_path, checkpoint=tmp_path / "other")
     assert Relation.open(tmp_path / "customers").version == before
 
@@ -258,3 +263,47 @@ def test_relation_that_does_not_fit_is_refused(spark: SparkSession, tmp_path: Pa
         follow(spark, tmp_path, shards=None)
     with pytest.raises(SchemaError, match="has a column 'size', which the follower would not fill"):
         follow(spark, tmp_path, shards=None, columns=["city"])
+
+
+def test_pipeline_file_follows_and_says_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
+    log = change_log(6, 100, 10)
+    give(tmp_path, 0, [envelope(change, "plain") for change in log])
+    document = {
+        "name": "customers",
+        "checkpoint": "checkpoint",
+        "trigger": "available-now",
+        "sources": {"changes": {"format": "debezium", "path": "topic", "schema": SCHEMA}},
+        "relations": {"customers": {"path": "customers"}},
+        "steps": [{"follow": {"relation": "customers", "keys": "id", "shards": 2}}],
+        "sink": {"format": "parquet", "path": "applied"},
+    }
+    (tmp_path / "p.yaml").write_text(json.dumps(document))
+    plan_pipeline(spark, check_pipeline(*parse_pipeline(tmp_path / "p.yaml"))).start().awaitTermination()
+    assert in_relation(tmp_path) == replayed(log)
+    applied = published_rows(tmp_path / "applied")
+    assert sorted(row["id"] for row in applied) == sorted({change["id"] for change in log})
+    assert set(applied[0]) == {"id", "city", "size", "_operation", "_sequence", "_problem"}
+    document["steps"] = [{"follow": {"relation": "customers", "keys": "nr", "columns": ["town"]}}]
+    (tmp_path / "p.yaml").write_text(json.dumps(document))
+    with pytest.raises(PipelineError) as refused:
+        check_pipeline(*parse_pipeline(tmp_path / "p.yaml"))
+    assert {problem.message for problem in refused.value.problems} >= {
+        "There is no column 'nr'.",
+        "There is no column 'town'.",
+    }
+
+
+def test_erased_key_stays_away_and_the_follower_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    log = change_log(7, 150, 12)
+    give(tmp_path, 0, [envelope(change, "plain") for change in log])
+    run(spark, tmp_path)
+    present = sorted(in_relation(tmp_path))
+    report = Relation.open(tmp_path / "customers").erase([present[0]])
+    assert any(str(tmp_path / "checkpoint") in place for place in report.not_erased)
+    more = [{**change, "lsn": change["lsn"] + 1000} for change in change_log(8, 60, 12)]
+    more = [change for change in more if change["id"] != present[0]]
+    give(tmp_path, 1, [envelope(change, "plain") for change in more])
+    run(spark, tmp_path)
+    expected = replayed([*log, *more])
+    del expected[present[0]]
+    assert in_relation(tmp_path) == expected

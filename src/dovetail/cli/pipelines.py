@@ -39,7 +39,7 @@ _REDACTED = "(?i)secret|password|passw|token|access[.]?key|jaas"
 
 
 def register(app: typer.Typer) -> None:
-    for command in (init, check, explain, run, status):
+    for command in (init, check, explain, run, follow, status):
         app.command()(command)
     app.command("calibrate")(calibrate_command)
     app.command("schema")(schema_command)
@@ -150,40 +150,75 @@ def run(
 ) -> None:
     """Run a pipeline, or resume it where it stopped. Ctrl-C stops it."""
     with reporting(json, debug) as output:
-        # Importing what checks a pipeline takes longer than a user waits for a sign of life.
-        with showing_activity(output.messages) as activity:
-            activity.stage(f"Checking {pipeline}")
-            from dovetail.pipeline.step_models import duration
-            from dovetail.storage.running import running
+        spark = {"jars": jars, "master": master, "conf": conf}
+        _run(output, "run", pipeline, trigger, resume_from, ui, ui_port, metrics_port, spark)
 
-            checked = _checked(pipeline)
-            _check_connections(checked)
-        if trigger is not None and trigger != "available-now":
-            try:
-                duration(trigger)
-            except ValueError as error:
-                raise PlanError(f"--trigger {error}") from None
-        started = time.monotonic()
-        again = f"Resume with: dovetail run {pipeline}"
-        # Before Spark starts, so that a second runner fails immediately.
-        checkpoint = checked.path(checked.pipeline.checkpoint)
-        with running(checkpoint), _stopping(again) as is_stopped, ExitStack() as served:
-            if ui:
-                _serve_page(output, served, checkpoint, ui_port)
-            if metrics_port is not None:
-                _serve_metrics(output, served, checkpoint, metrics_port)
-            with _planned(output, checked, master, conf, jars, lines=True) as planned:
-                explanation = planned.flow.explanation().text() if ui else None
-                query = planned.start(trigger, None if resume_from is None else str(resume_from))
-                is_stopped.watch()
-                if explanation is not None:
-                    query.note_plan(explanation)
-                _follow(output, planned, query, is_stopped)
-                document = _summary(pipeline, checked, query, time.monotonic() - started)
-            if is_stopped():
-                batch = "before its first micro-batch" if query.progress is None else f"after batch {document['batch']}"
-                raise Interrupted(f"Stopped {batch}; nothing is lost. {again}")
-            output.show(document, lambda text: _show_summary(text, document))
+
+def follow(
+    pipeline: PipelineFile,
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="SPAN", help="Override the file's: 5 seconds, or available-now.", show_default=False),
+    ] = None,
+    jars: Jars = None,
+    master: Master = _MASTER,
+    conf: SparkSettings = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Keep relations current with tables: run a pipeline that has a follow step. Ctrl-C stops it."""
+    with reporting(json, debug) as output:
+        spark = {"jars": jars, "master": master, "conf": conf}
+        _run(output, "follow", pipeline, trigger, None, False, None, None, spark)
+
+
+def _run(
+    output: Output,
+    command: str,
+    pipeline: str,
+    trigger: str | None,
+    resume_from: Path | None,
+    ui: bool,
+    ui_port: int | None,
+    metrics_port: int | None,
+    spark: dict[str, Any],
+) -> None:
+    # Importing what checks a pipeline takes longer than a user waits for a sign of life.
+    with showing_activity(output.messages) as activity:
+        activity.stage(f"Checking {pipeline}")
+        from dovetail.pipeline.step_models import duration
+        from dovetail.storage.running import running
+
+        checked = _checked(pipeline)
+        _check_connections(checked)
+    if command == "follow" and not any(step.follow is not None for step in checked.pipeline.steps):
+        raise PlanError(f"{pipeline} has no follow step.", hint=f"Add one, or use dovetail run {pipeline}.")
+    if trigger is not None and trigger != "available-now":
+        try:
+            duration(trigger)
+        except ValueError as error:
+            raise PlanError(f"--trigger {error}") from None
+    started = time.monotonic()
+    again = f"Resume with: dovetail {command} {pipeline}"
+    # Before Spark starts, so that a second runner fails immediately.
+    checkpoint = checked.path(checked.pipeline.checkpoint)
+    with running(checkpoint), _stopping(again) as is_stopped, ExitStack() as served:
+        if ui:
+            _serve_page(output, served, checkpoint, ui_port)
+        if metrics_port is not None:
+            _serve_metrics(output, served, checkpoint, metrics_port)
+        with _planned(output, checked, **spark, lines=True) as planned:
+            explanation = planned.flow.explanation().text() if ui else None
+            query = planned.start(trigger, None if resume_from is None else str(resume_from))
+            is_stopped.watch()
+            if explanation is not None:
+                query.note_plan(explanation)
+            _follow(output, planned, query, is_stopped)
+            document = _summary(pipeline, checked, query, time.monotonic() - started)
+        if is_stopped():
+            batch = "before its first micro-batch" if query.progress is None else f"after batch {document['batch']}"
+            raise Interrupted(f"Stopped {batch}; nothing is lost. {again}")
+        output.show(document, lambda text: _show_summary(text, document))
 
 
 def _serve_page(output: Output, served: ExitStack, checkpoint: str, port: int | None) -> None:

@@ -4,6 +4,7 @@ The relation's PATH is the first argument of every command, followed by the data
 or remove old versions never start Spark.
 """
 
+import json as json_module
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from dovetail.core.errors import RelationError
 
 # Relation and Spark are imported by the commands that use them: --help and a mistyped option do not need them.
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dovetail.relation import Relation
@@ -206,6 +208,66 @@ def vacuum(
                 "removed": asdict(report),
             }
         )
+
+
+@app.command()
+def erase(
+    path: RelationPath,
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            metavar="VALUE",
+            help="A key whose rows are erased; repeat it for more. Of several columns: a JSON array.",
+            show_default=False,
+        ),
+    ],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Remove the rows of keys from every version and every file, for good."""
+    with reporting(json, debug) as output:
+        from dovetail.relation import Relation
+
+        relation = Relation.open(path)
+        report = relation.erase(_keys_of(key, relation))
+        document = {"path": relation.path, **asdict(report)}
+        text = [
+            f"{report.rows} rows of {report.keys} keys erased from {len(report.versions)} versions of {relation.path}: "
+            f"{report.segments} segments written again ({report.bytes} bytes), {report.files_removed} files removed.",
+            "Not erased, because it is not the relation's:",
+            *(f"  {place}" for place in report.not_erased),
+        ]
+        output.show(document, lambda shown: shown.line("\n".join(text)))
+
+
+def _keys_of(texts: list[str], relation: "Relation") -> "pa.Table":
+    """The keys that are named on the command line, as the types of the relation's key."""
+    import pyarrow as pa
+
+    names = list(relation.key)
+    rows = []
+    for text in texts:
+        values = [text]
+        if len(names) > 1:
+            try:
+                values = json_module.loads(text)
+            except ValueError:
+                values = []
+            if not isinstance(values, list) or len(values) != len(names):
+                raise RelationError(
+                    f"{text!r} is no key of {relation.path}.",
+                    hint=f"Its key is ({', '.join(names)}): write a JSON array of that many values.",
+                )
+        rows.append([str(value) for value in values])
+    try:
+        columns = [
+            pa.array(column).cast(relation.schema.field(name).type)
+            for name, column in zip(names, zip(*rows, strict=True), strict=True)
+        ]
+    except pa.ArrowInvalid as error:
+        raise RelationError(f"A value is not of the key's type: {error}.") from None
+    return pa.table(dict(zip(names, columns, strict=True)))
 
 
 # -------------------------------------------------------------------- writing

@@ -20,18 +20,23 @@ from dovetail.pipeline.documents import Document, Location
 from dovetail.pipeline.join_checks import condition_problems, dropped_inputs
 from dovetail.pipeline.models import (
     BurstySource,
+    DebeziumSource,
     DeltaSink,
+    DeltaSource,
     FileSource,
+    IcebergSource,
     JdbcTable,
     KafkaSource,
     ParquetSink,
     Pipeline,
     PostgresSink,
+    RateSource,
     TableFiles,
 )
 from dovetail.pipeline.problems import PipelineError, Problem, one_of
 from dovetail.pipeline.secrets import Secret
 from dovetail.pipeline.step_models import EnrichModel, MultiJoinModel, Step
+from dovetail.spark.plan.feed_columns import FEED_COLUMNS
 
 if TYPE_CHECKING:
     from dovetail.relation import Relation
@@ -118,11 +123,26 @@ class _Checker:
             columns = self._schema((*at, "schema"), source.columns)
         elif isinstance(source, BurstySource):
             columns = {"k": "bigint", "v": "bigint", "ts": "timestamp"}
+        elif not isinstance(source, RateSource):
+            columns = self._feed(at, source)
         if source.watermark is not None and columns is not None:
             self._has_columns((*at, "watermark", "column"), [source.watermark.column], columns)
         if source.select is not None and columns is not None:
             columns = self._selected((*at, "select"), source.select, columns)
         return columns
+
+    def _feed(self, at: Location, source: DebeziumSource | DeltaSource | IcebergSource) -> KnownColumns:
+        """The columns of a table's changes, as far as known."""
+        if isinstance(source, DebeziumSource):
+            if source.path is not None:
+                self._files((*at, "path"), source.path, needs_files=False)
+            columns = self._schema((*at, "schema"), source.columns)
+            return None if columns is None else {**columns, **dict.fromkeys(FEED_COLUMNS, "")}
+        if isinstance(source, DeltaSource):
+            path = self._path(source.path)
+            if "://" not in path and table_format_of(path) != "Delta":
+                self._wrong((*at, "path"), f"{path} is no Delta table.", _neighbour(path))
+        return None
 
     def _schema(self, at: Location, text: str | None) -> KnownColumns:
         if text is None:
@@ -398,6 +418,8 @@ class _Checker:
             self._wrong(
                 (*at, "on"), f"The key of relation {body.relation!r} is {', '.join(key)}, not {', '.join(theirs)}."
             )
+        if step.follow is not None:
+            return columns
         if step.history is not None:
             self._has_columns((*at, "time"), [step.history.time], columns)
             attributes = body.columns or [name for name in columns if name not in on and name != body.time]

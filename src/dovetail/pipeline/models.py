@@ -11,9 +11,12 @@ from dovetail.pipeline.step_models import BudgetText, Columns, Duration, Step, S
 __all__ = [
     "ConsoleSink",
     "DeadLetter",
+    "DebeziumSource",
     "DeltaSink",
+    "DeltaSource",
     "FileSource",
     "IcebergSink",
+    "IcebergSource",
     "JdbcTable",
     "KafkaSink",
     "KafkaSource",
@@ -157,7 +160,47 @@ class BurstySource(_SourceBase):
         return self
 
 
-Source = Annotated[FileSource | KafkaSource | RateSource | BurstySource, Field(discriminator="format")]
+class DebeziumSource(_SourceBase):
+    """Debezium's change events, in a Kafka topic or in files with an envelope per line. For `follow`."""
+
+    format: Literal["debezium"]
+    path: str | None = Field(None, description="A directory of files, or:")
+    servers: str | None = Field(None, description="Kafka: `host:port`, comma-separated.")
+    topic: str | None = Field(None, description="Kafka: the topic.")
+    columns: str = Field(alias="schema", description="Names and types of the table's columns.")
+    sequence: str = Field("source.lsn", description="The envelope's field that orders the changes of a key.")
+    options: Options = Field(default_factory=dict, description="Options of Spark's reader.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.path is None) == (self.servers is None) or (self.servers is None) != (self.topic is None):
+            raise ValueError("debezium takes either path, or servers and topic.")
+        return self
+
+
+class DeltaSource(_SourceBase):
+    """The changes of a Delta table: its rows first, then what each version changes. For `follow`."""
+
+    format: Literal["delta"]
+    path: str = Field(description="The table's directory.")
+    versions_per_trigger: int | None = Field(None, ge=1, description="At most this many versions per micro-batch.")
+
+
+class IcebergSource(_SourceBase):
+    """The changes of an Iceberg table: its rows first, then what later snapshots change. For `follow`."""
+
+    format: Literal["iceberg"]
+    table: str = Field(description="`namespace.table`.")
+    catalog: str = Field("default", description="The catalog's name.")
+    properties: dict[str, str] = Field(
+        default_factory=dict, description="Properties of the catalog; secrets belong into `~/.pyiceberg.yaml`."
+    )
+
+
+Source = Annotated[
+    FileSource | KafkaSource | RateSource | BurstySource | DebeziumSource | DeltaSource | IcebergSource,
+    Field(discriminator="format"),
+]
 
 
 # ==================================================================== relations

@@ -19,6 +19,9 @@ _SECTIONS: dict[str, list[tuple[str, type[BaseModel]]]] = {
         ("kafka", models.KafkaSource),
         ("rate", models.RateSource),
         ("bursty", models.BurstySource),
+        ("debezium", models.DebeziumSource),
+        ("delta", models.DeltaSource),
+        ("iceberg", models.IcebergSource),
     ],
     "Relations": [
         ("", models.RelationEntry),
@@ -34,6 +37,7 @@ _SECTIONS: dict[str, list[tuple[str, type[BaseModel]]]] = {
         ("detect_changes", step_models.DetectChangesModel),
         ("upsert", step_models.UpsertModel),
         ("history", step_models.HistoryModel),
+        ("follow", step_models.FollowModel),
         ("wait_for", step_models.WaitForModel),
     ],
     "Sinks": [

@@ -20,7 +20,7 @@ from dovetail.pipeline.secrets import Secret
 from dovetail.pipeline.small_tables import read_if_small
 from dovetail.pipeline.steps import apply_step, join_streams
 from dovetail.relation import Relation
-from dovetail.spark import sinks
+from dovetail.spark import sinks, sources
 from dovetail.spark.flow.query import FlowQuery
 from dovetail.spark.flow.sink import Sink
 from dovetail.spark.plan.codes import quoted
@@ -117,11 +117,11 @@ class _Planner:
         elif isinstance(source, models.BurstySource):
             df = self._bursty(source)
         elif isinstance(source, models.KafkaSource):
-            df = self._kafka(source)
+            df = self._sized(name, source, self._kafka(source))
+        elif isinstance(source, models.FileSource):
+            df = self._sized(name, source, self._files(source))
         else:
-            df = self._files(source)
-        if not isinstance(source, models.RateSource | models.BurstySource):
-            df = self._sized(name, source, df)
+            df = self._feed(source)
         if source.watermark is not None:
             df = df.withWatermark(source.watermark.column, source.watermark.delay)
         kept = [_MALFORMED, _FILE, _REASON] if getattr(source, "dead_letter", None) is not None else []
@@ -165,6 +165,25 @@ class _Planner:
         }
         given = {name: value for name, value in options.items() if value is not None}
         return self.spark.readStream.format("dovetail.bursty").options(**given).load()
+
+    def _feed(self, source: models.DebeziumSource | models.DeltaSource | models.IcebergSource) -> DataFrame:
+        """The changes of a table."""
+        if isinstance(source, models.DeltaSource):
+            path = self.checked.path(source.path)
+            return sources.delta(path, versions_per_trigger=source.versions_per_trigger, spark=self.spark)
+        if isinstance(source, models.IcebergSource):
+            return sources.iceberg(source.table, catalog=source.catalog, properties=source.properties, spark=self.spark)
+        if source.servers is not None:
+            require_connector(self.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")
+        return sources.debezium(
+            None if source.path is None else self.checked.path(source.path),
+            schema=source.columns,
+            sequence=source.sequence,
+            servers=source.servers,
+            topic=source.topic,
+            options=_plain(source.options),
+            spark=self.spark,
+        )
 
     def _kafka(self, source: models.KafkaSource) -> DataFrame:
         require_connector(self.spark, "kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider")

@@ -16,6 +16,7 @@ __all__ = [
     "DetectChangesModel",
     "Duration",
     "EnrichModel",
+    "FollowModel",
     "HistoryModel",
     "MultiJoinModel",
     "PunctuationModel",
@@ -227,6 +228,20 @@ class HistoryModel(_Kept):
     valid_to: str = Field("valid_to", description="The column with its end.")
 
 
+class FollowModel(_Kept):
+    """Keep a relation current with a table, from the table's changes; see `dt.follow`."""
+
+    on: Columns = Field(alias="keys", description="The key: a column or several.")
+    sequence_by: str | None = Field(
+        None, description="A column or SQL expression that orders the changes of a key. Default: the source's own."
+    )
+    apply_as_deletes: str | None = Field(
+        None, description="SQL: which changes delete their key, as `op = 'd'`. Default: the source's own."
+    )
+    columns: Columns | None = Field(None, description="The columns to keep besides. Default: the relation's, or all.")
+    keep_tombstones: Duration = Field("2 days", description="How long a deleted key is remembered.")
+
+
 class WaitForModel(Strict):
     """Join with a relation whose rows may arrive after the tuples that need them."""
 
@@ -255,6 +270,7 @@ class Step(Strict):
     detect_changes: DetectChangesModel | None = Field(None, description="Mark rows as new, changed or unchanged.")
     upsert: UpsertModel | None = Field(None, description="A type 1 dimension.")
     history: HistoryModel | None = Field(None, description="A type 2 dimension.")
+    follow: FollowModel | None = Field(None, description="A relation that follows a table by its changes.")
     wait_for: WaitForModel | None = Field(None, description="Early facts: join, and wait for rows that arrive late.")
     columns: Columns | None = Field(
         None, alias="select", description="Keep these columns, or SQL expressions (`expression AS name`)."

@@ -69,6 +69,8 @@ def apply_step(
     if step.kept_relation is not None:
         stage: Callable[..., Flow] = getattr(flow, step.kind)
         options = step.body.model_dump(exclude={"relation"}, exclude_none=True)
+        if step.follow is not None:
+            options["keys"] = options.pop("on")
         return stage(relation=relations[step.kept_relation], **options)
     return flow.transform(_Transformation(step))
 

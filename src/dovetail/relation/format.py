@@ -4,7 +4,7 @@
 
     <path>/RELATION                         marks the directory as a relation
     <path>/writer.lock                      held by the one writer of this host
-    <path>/versions/00000001.json           one manifest per version, created exclusively, never changed
+    <path>/versions/00000001.json           one manifest per version, created exclusively; only an erasure changes it
     <path>/versions/00000001.leaving        one that a vacuum is about to remove
     <path>/data/<shard>/<segment>.rows      Arrow IPC stream, record batches sorted by code
     <path>/data/<shard>/<segment>.codes     the same rows' codes, int64 little-endian

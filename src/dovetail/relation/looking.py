@@ -11,7 +11,7 @@ from dovetail.relation.keys import compute_codes, keys_equal
 from dovetail.relation.relation_reader import RelationReader
 from dovetail.relation.shard_reader import ShardReader
 
-__all__ = ["first_rows", "rows_of_keys"]
+__all__ = ["first_rows", "rows_of_keys", "table_of_keys"]
 
 
 def first_rows(shards: Iterable[ShardReader], rows: int, schema: pa.Schema) -> pa.Table:
@@ -29,7 +29,7 @@ def first_rows(shards: Iterable[ShardReader], rows: int, schema: pa.Schema) -> p
 
 def rows_of_keys(reader: RelationReader, schema: pa.Schema, key: Sequence[str], keys: Any) -> pa.Table:
     """All rows of the keys, in their order. A key that is NULL has no rows."""
-    asked = _table_of(keys, pa.schema([schema.field(name) for name in key]))
+    asked = table_of_keys(keys, pa.schema([schema.field(name) for name in key]))
     codes = compute_codes(asked, key)
     known = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
     queries, positions = reader.lookup(codes.fill_null(0).to_numpy()[known])
@@ -42,7 +42,7 @@ def rows_of_keys(reader: RelationReader, schema: pa.Schema, key: Sequence[str], 
     return rows.filter(pa.array(is_same))
 
 
-def _table_of(keys: Any, schema: pa.Schema) -> pa.Table:
+def table_of_keys(keys: Any, schema: pa.Schema) -> pa.Table:
     """The keys as a table of the key's columns."""
     names = ", ".join(schema.names)
     try:

@@ -25,7 +25,7 @@ from dovetail.core.errors import RelationCorrupt
 from dovetail.storage.interface import Storage
 from dovetail.storage.local import LOCAL
 
-__all__ = ["BATCH_LEASE_S", "FORMAT_VERSION", "damaged", "hold", "pinned_versions", "read_pin", "release"]
+__all__ = ["BATCH_LEASE_S", "FORMAT_VERSION", "damaged", "hold", "holders", "pinned_versions", "read_pin", "release"]
 
 FORMAT_VERSION = 1
 
@@ -92,6 +92,17 @@ def pinned_versions(root: Path, storage: Storage = LOCAL) -> set[int]:
         elif _age_s(path, storage) > BATCH_LEASE_S:
             storage.delete(path)  # a draft of a holder that was killed
     return found
+
+
+def holders(root: Path, storage: Storage = LOCAL) -> list[str]:
+    """The checkpoints of flows that have pinned a version."""
+    directory, found = root / "pins", set()
+    for name in storage.names(directory):
+        pin = read_pin(directory / name, storage) if name.endswith(".json") and not name.startswith(".") else None
+        about = {} if pin is None else pin.get("holder", {})
+        if isinstance(about, dict) and "checkpoint" in about:
+            found.add(str(about["checkpoint"]))
+    return sorted(found)
 
 
 def _of_holder(path: Path, storage: Storage) -> set[int]:
