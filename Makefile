@@ -81,6 +81,10 @@ test-browser: setup  ## the live page in a real Chromium, which it installs; scr
 test-memory: setup  ## what processes take beside their budget, for every strategy and on Spark
 	@$(RUN) python -m pytest -s tests/memory $(ARGS)
 
+.PHONY: test-versions
+test-versions: java  ## a few tests at the ends of the supported range of Spark and Python, in environments of their own
+	@scripts/test-versions $(ARGS)
+
 .PHONY: jars
 jars:  ## fetch the connectors' jars (Kafka, PostgreSQL as master data) into jars/
 	@scripts/fetch-jars
@@ -140,6 +144,10 @@ bench-cold: setup  ## lookups in a table several times larger than memory, in a 
 .PHONY: bench-flow
 bench-flow: setup  ## flow.enrich that lets nothing wait against enrich, both into Parquet, in turns; table and JSON
 	@$(RUN) python benchmarks/flow_enrich.py $(ARGS)
+
+.PHONY: bench-start
+bench-start: setup  ## dovetail run on the starter pipeline: sign of life, first row, processor time
+	@$(RUN) python benchmarks/start.py $(ARGS)
 
 .PHONY: bench-warehouse
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
