@@ -81,6 +81,10 @@ test-browser: setup  ## the live page in a real Chromium, which it installs; scr
 test-memory: setup  ## what processes take beside their budget, for every strategy and on Spark
 	@$(RUN) python -m pytest -s tests/memory $(ARGS)
 
+.PHONY: test-versions
+test-versions: java  ## a few tests at the ends of the supported range of Spark and Python, in environments of their own
+	@scripts/test-versions $(ARGS)
+
 .PHONY: jars
 jars:  ## fetch the connectors' jars (Kafka, PostgreSQL as master data) into jars/
 	@scripts/fetch-jars
@@ -144,6 +148,10 @@ bench-flow: setup  ## flow.enrich that lets nothing wait against enrich, both in
 .PHONY: bench-nexmark
 bench-nexmark: setup  ## Nexmark's joins on Dovetail, Spark alone and Flink, from the same files; table, JSON and plot
 	@$(RUN) python benchmarks/nexmark.py $(ARGS)
+
+.PHONY: bench-start
+bench-start: setup  ## dovetail run on the starter pipeline: sign of life, first row, processor time
+	@$(RUN) python benchmarks/start.py $(ARGS)
 
 .PHONY: bench-warehouse
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run

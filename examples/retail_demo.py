@@ -1,9 +1,9 @@
 """One stream of orders, joined with a table by Spark's own join and by Dovetail, side by side.
 
 Run it with ``make demo``. Both get the same files of orders, which land in bursts, and the same table, which is several
-times Dovetail's budget; each runs half as many tasks at once as there are cores. On the way some customers change, and Dovetail is killed by
-``kill -9`` and started again. In the end every row is checked, and a report written. It needs no service, and removes
-what it wrote except for the report.
+times Dovetail's budget; each runs half as many tasks at once as there are cores. On the way some customers change, and
+Dovetail is killed by ``kill -9`` and started again. In the end every row is checked, and a report written. It needs no
+service, and removes what it wrote except for the report.
 
 Dovetail's side is ``dovetail run examples/retail/pipeline.yaml``; Spark's is ``examples/retail/spark_join.py``.
 """
@@ -11,6 +11,7 @@ Dovetail's side is ``dovetail run examples/retail/pipeline.yaml``; Spark's is ``
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -294,6 +295,8 @@ def main() -> int:
     parser.add_argument("--report", type=Path, default=Path("artifacts/demo/report.html"), help="where the report goes")
     given = parser.parse_args()
     console = Console(highlight=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # both processes would outlive a closed terminal
     begun = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="dovetail-retail-"))
     os.environ |= {"RETAIL_ROOT": str(root), "RETAIL_BUDGET": given.budget}
@@ -313,6 +316,10 @@ def main() -> int:
         return 0 if verdict.is_exact else 1
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def facts_of(stage: Stage, verdict: Verdict, seconds: float) -> Facts:

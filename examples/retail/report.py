@@ -96,7 +96,8 @@ def write_report(path: Path, facts: Facts, pipeline: Path) -> Path:
     parts = {
         "table": f"{facts.relation['rows']:,} customers, {format_bytes(facts.relation['bytes'])}",
         "budget": facts.options["budget"],
-        "host": f"{facts.cores} cores, half as many tasks for each; load {facts.load:.1f} at the end; {facts.seconds:.0f} s in all",
+        "host": f"{facts.cores} cores, half as many tasks for each; load {facts.load:.1f} at the end; "
+        f"{facts.seconds:.0f} s in all",
         "cards": "".join(_cards(facts)),
         "pipeline": _diagram(facts),
         "race": _figure(

@@ -16,9 +16,11 @@ from dovetail.core.version import __version__
 if TYPE_CHECKING:
     from dovetail.joins.calibration import calibrate
     from dovetail.joins.promises import Punctuation
+    from dovetail.pipeline.opening import open_pipeline as pipeline
     from dovetail.relation import Relation, SimulatedDisk
     from dovetail.spark import sinks, sources
     from dovetail.spark.flow.query import FlowQuery
+    from dovetail.spark.flow.step import Step
     from dovetail.spark.steps.enrich import enrich
     from dovetail.spark.steps.explain import explain
     from dovetail.spark.steps.follow import follow
@@ -33,6 +35,7 @@ __all__ = [
     "Punctuation",
     "Relation",
     "SimulatedDisk",
+    "Step",
     "__version__",
     "calibrate",
     "enrich",
@@ -41,6 +44,7 @@ __all__ = [
     "follow",
     "metrics",
     "multi_join",
+    "pipeline",
     "serve",
     "sinks",
     "sources",
@@ -53,6 +57,7 @@ _HOME = {
     "Punctuation": "dovetail.joins.promises",
     "Relation": "dovetail.relation",
     "SimulatedDisk": "dovetail.relation",
+    "Step": "dovetail.spark.flow.step",
     "calibrate": "dovetail.joins.calibration",
     "enrich": "dovetail.spark.steps.enrich",
     "explain": "dovetail.spark.steps.explain",
@@ -62,6 +67,7 @@ _HOME = {
     "sinks": "dovetail.spark.sinks",
     "sources": "dovetail.spark.sources",
     "multi_join": "dovetail.spark.steps.multi_join",
+    "pipeline": "dovetail.pipeline",
     "stream": "dovetail.spark.steps.stream",
 }
 
@@ -71,7 +77,7 @@ def __getattr__(name: str) -> Any:
     # what its task does not need.
     if name not in _HOME:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    if name in ("metrics", "sinks", "sources"):
+    if name in ("metrics", "pipeline", "sinks", "sources"):
         return importlib.import_module(_HOME[name])
     return getattr(importlib.import_module(_HOME[name]), name)
 

@@ -74,7 +74,7 @@ def check(
             "planned": plan,
         }
         unchecked = "" if plan else " SQL expressions and types are not checked without --plan."
-        output.show(document, lambda text: text.line(f"{pipeline} is valid: {_outline(checked)}.{unchecked}"))
+        output.show(document, lambda text: text.line(f"{pipeline} is valid: {checked.outline()}.{unchecked}"))
 
 
 def explain(
@@ -92,7 +92,7 @@ def explain(
             explanation = planned.flow.explanation()
         output.show(
             {"pipeline": pipeline, **explanation.as_dict()},
-            lambda text: text.line(f"{_outline(checked)}\n\n{explanation.text()}"),
+            lambda text: text.line(f"{checked.outline()}\n\n{explanation.text()}"),
         )
 
 
@@ -446,10 +446,3 @@ def _jar_setting(jars: str | None) -> dict[str, str]:
     if not found:
         raise PlanError(f"--jars {jars}: there are no jars.", hint="Run make jars, or name another directory.")
     return {"spark.jars": ",".join(found)}
-
-
-def _outline(checked: "CheckedPipeline") -> str:
-    """The chain as one line: sources, steps, sink."""
-    steps = [checked.pipeline.steps[number].kind for number in checked.chain.steps]
-    parts = [", ".join(checked.chain.inputs), *steps, checked.pipeline.sink.format]
-    return " -> ".join(parts)

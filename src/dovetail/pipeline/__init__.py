@@ -9,8 +9,31 @@ dovetail.pipeline.problems.PipelineError: ...orders.yaml:5: sink.format: 'consol
 'console'?
 """
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from dovetail.pipeline.loading import json_schema, load_pipeline
 from dovetail.pipeline.models import Pipeline
+from dovetail.pipeline.opening import OpenedPipeline, open_pipeline
 from dovetail.pipeline.problems import PipelineError, Problem
 
-__all__ = ["Pipeline", "PipelineError", "Problem", "json_schema", "load_pipeline"]
+__all__ = [
+    "OpenedPipeline",
+    "Pipeline",
+    "PipelineError",
+    "Problem",
+    "json_schema",
+    "load_pipeline",
+    "open_pipeline",
+]
+
+
+class _CallableModule(ModuleType):
+    """`dt.pipeline` is this package, whatever was imported first; so the package itself opens files."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> OpenedPipeline:
+        return open_pipeline(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -60,6 +60,11 @@ class CheckedPipeline:
         """Resolve a path relative to the directory of the file."""
         return local_path(text, self.document)
 
+    def outline(self) -> str:
+        """The chain as one line: sources, steps, sink."""
+        steps = [self.pipeline.steps[number].kind for number in self.chain.steps]
+        return " -> ".join([", ".join(self.chain.inputs), *steps, self.pipeline.sink.format])
+
     def has_relation(self, name: str) -> bool:
         """Whether the relation already exists, so that it need not be built."""
         from dovetail.core.errors import RelationNotFound
