@@ -123,6 +123,9 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="A Markdown file whose table of verdicts is updated.", show_default=False),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse results of different commits, or of an earlier definition.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -131,7 +134,7 @@ def report(
         from dovetail_lab import experiments, read_results
         from dovetail_lab.report import write_report, write_summary
 
-        written = write_report(experiments(), results, output_directory)
+        written = write_report(experiments(), results, output_directory, is_strict=strict)
         if readme is not None:
             link = os.path.relpath(written.markdown, readme.parent)
             write_summary(readme, experiments(), read_results(results), link)
@@ -140,12 +143,15 @@ def report(
             "markdown": str(written.markdown),
             "verdicts": dict(written.verdicts),
             "missing": list(written.missing),
+            "stale": dict(written.stale),
         }
 
         def render(text: TextOutput) -> None:
             text.line(f"Wrote {written.html} and {written.markdown}: {len(written.verdicts)} experiments.")
             if written.missing:
                 text.line(f"Without a result: {', '.join(written.missing)}.")
+            if written.stale:
+                text.line(f"Not of the newest result's commit, or of an earlier definition: {len(written.stale)}.")
 
         output.show(document, render)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from dovetail.core.errors import PlanError
+from dovetail_lab.verdicts import ChangedCheck, Outcome, Verdict
 
-__all__ = ["Axis", "Context", "Experiment", "Measured", "Outcome", "Panel", "Series", "Verdict"]
+__all__ = ["Axis", "ChangedCheck", "Context", "Experiment", "Measured", "Outcome", "Panel", "Series", "Verdict"]
 
-Outcome = Literal["confirmed", "confirmed with a different factor", "not confirmed"]
 Scale = Literal["linear", "log"]
 Mark = Literal["line", "points", "bars", "steps"]
 T = TypeVar("T")
@@ -122,30 +122,6 @@ class Measured:
         raise PlanError(f"There is no panel {title!r}; there are {', '.join(p.title for p in self.panels)}.")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the paper's claim holds here.
-    Examples
-    --------
-    >>> Verdict.of(shape=True, factor=False, numbers="3.1 times", explanation="the window's entries are larger").outcome
-    'confirmed with a different factor'
-    >>> Verdict.of(shape=False, numbers="0.8 times", explanation="a seek costs as much as 480 kB").outcome
-    'not confirmed'
-    """
-
-    outcome: Outcome  # "with a different factor": the shape holds, the numbers differ
-    numbers: str  # the measured values, as a sentence
-    explanation: str = ""  # why it differs from the paper, if it does
-
-    @classmethod
-    def of(cls, *, shape: bool, factor: bool = True, numbers: str, explanation: str = "") -> Self:
-        """The verdict of two checks: whether the claim's shape and its factor hold."""
-        outcome: Outcome = "not confirmed"
-        if shape:
-            outcome = "confirmed" if factor else "confirmed with a different factor"
-        return cls(outcome, numbers, explanation)
-
-
 @dataclass
 class Context:
     """The inputs of a run.
@@ -159,7 +135,7 @@ class Context:
 
     is_quick: bool  # the small size, below a minute
     seed: int
-    repeats: int  # of each measurement, for its spread
+    repeats: int  # of a measurement within this run; the runner repeats whole runs, with other seeds, and asks for one
     directory: Path  # of data kept between runs: relations are built once
     report_progress: Callable[[int, int], None] = lambda done, total: None
     shared: dict[str, Any] = field(default_factory=dict)  # between experiments of a run, such as cost factors
@@ -209,6 +185,11 @@ class Experiment:
     check: str  # how numbers are compared with the claim, as a sentence
     run: Callable[[Context], Measured]
     judge: Callable[[Measured], Verdict]
+    paper_says: str = ""  # the paper's figure in a few words, for the summary
+    note: str = ""  # what a reader must know beside the claim, such as that data is invented
+    changed_checks: tuple[ChangedCheck, ...] = ()
+    revision: int = 1  # of the definition: a result of another one is not judged, but stays as it was
+    shown: Callable[[Measured], tuple[Panel, ...]] = lambda measured: measured.panels  # as drawn
 
     @property
     def command(self) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.core.errors import PlanError
 from dovetail_lab.experiment import Axis, Panel, Series
+from dovetail_lab.paper import PAPER_SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,6 +163,9 @@ def _are_apart(places: Sequence[float]) -> bool:
 def _draw_series(axes: "Axes", series: Series, number: int, mark: str) -> None:
     colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
     common: dict[str, Any] = {"color": colour, "label": series.name}
+    if series.name.startswith(PAPER_SERIES):
+        axes.plot(series.x, series.y, color=INK, linestyle=(0, (2, 2)), marker="*", markersize=8, label=series.name)
+        return
     if mark == "points":
         axes.plot(series.x, series.y, linestyle="none", marker=".", markersize=3, **common)
         return

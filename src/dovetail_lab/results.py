@@ -11,11 +11,13 @@ from typing import Any, Self
 
 from dovetail.core.errors import PlanError
 from dovetail.core.version import __version__
-from dovetail_lab.experiment import Axis, Experiment, Measured, Panel, Series, Verdict
+from dovetail_lab.experiment import Axis, Experiment, Measured, Panel, Series
+from dovetail_lab.verdicts import Half, Verdict
 
 __all__ = ["Result", "environment", "read_results"]
 
-FORMAT = 1
+FORMAT = 2
+_FIRST_FORMAT = 1  # without commit, load and revision; its repeats were of one seed
 _PACKAGES = ("numba", "numpy", "pyarrow", "pyspark", "duckdb")
 
 
@@ -43,6 +45,11 @@ class Result:
     versions: Mapping[str, str]
     measured: Measured
     verdict: Verdict
+    revision: int = 1  # of the experiment's definition
+    commit: str = ""  # unknown for results of format 1
+    source: str = ""  # digest of the code; see `source_digest`
+    load: tuple[float, float] | None = None  # of the machine, before and after
+    repeats_are: str = "independent runs with other seeds"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -55,18 +62,28 @@ class Result:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
         """Read the output of `as_dict`."""
-        if document.get("format") != FORMAT:
+        if document.get("format") not in (_FIRST_FORMAT, FORMAT):
             raise PlanError(f"A result of format {document.get('format')} cannot be read.", hint="Run it again.")
+        verdict = dict(document["verdict"])
+        verdict["halves"] = tuple(Half(**half) for half in verdict.get("halves", ()))
+        if document["format"] == _FIRST_FORMAT:
+            later: dict[str, Any] = {"repeats_are": "spans or runs with one seed"}
+        else:
+            later = {name: document[name] for name in ("revision", "commit", "source", "repeats_are")}
+            later["load"] = None if document["load"] is None else tuple(document["load"])
         panels = tuple(_panel_of(panel) for panel in document["panels"])
         names = ("experiment", "size", "seed", "repeats", "started_at", "seconds", "machine", "versions")
         return cls(
             **{name: document[name] for name in names},
             measured=Measured(panels, document["parameters"]),
-            verdict=Verdict(**document["verdict"]),
+            verdict=Verdict(**verdict),
+            **later,
         )
 
     def judged_by(self, experiment: Experiment) -> Self:
-        """The same measurement, judged by the current experiment."""
+        """The same measurement, judged by the current experiment; as it was if that measures something else by now."""
+        if self.revision != experiment.revision:
+            return self
         return replace(self, verdict=experiment.judge(self.measured))
 
     def write(self, directory: Path) -> Path:

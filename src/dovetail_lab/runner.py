@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dovetail_lab.experiment import Context, Experiment
+from dovetail_lab.repeats import merge
 from dovetail_lab.results import Result, environment, read_results
+from dovetail_lab.source import commit, load, source_digest
 
 __all__ = ["DEFAULT_REPEATS", "DEFAULT_SEED", "Request", "Step", "run_experiments"]
 
@@ -36,7 +38,7 @@ class Request:
 
     @property
     def times(self) -> int:
-        """The number of repeats per measurement."""
+        """The number of independent runs, each with a seed of its own."""
         return DEFAULT_REPEATS[self.size] if self.repeats is None else self.repeats
 
 
@@ -55,7 +57,9 @@ class Step:
 def run_experiments(request: Request, report: Callable[[Step], None] = lambda step: None) -> list[Result]:
     """Run the requested experiments and return their results, in order.
 
-    With ``is_resumed``, experiments with a stored result of the same size, seed and repeats are not run again.
+    Each is run as often as it is repeated, every time with another seed and everything made anew, and the runs are
+    merged. With ``is_resumed``, experiments with a stored result of the same code, size, seed and repeats are not run
+    again.
     """
     request.results.mkdir(parents=True, exist_ok=True)
     request.data.mkdir(parents=True, exist_ok=True)
@@ -63,7 +67,8 @@ def run_experiments(request: Request, report: Callable[[Step], None] = lambda st
     done = {name: result for name, result in known.items() if request.is_resumed and _is_answer(request, result)}
     waiting = [experiment for experiment in request.experiments if experiment.name not in done]
     clock = _Clock(waiting, known, request.size)
-    context = Context(request.is_quick, request.seed, request.times, request.data)
+    # What experiments share, such as relations and curves, is of one seed.
+    contexts = [Context(request.is_quick, request.seed + number, 1, request.data) for number in range(request.times)]
     machine, versions = environment()
     for number, experiment in enumerate(waiting, start=1):
 
@@ -72,10 +77,17 @@ def run_experiments(request: Request, report: Callable[[Step], None] = lambda st
             report(Step(experiment, number, len(waiting), part, left, result))  # noqa: B023
 
         tell(0.0)
-        context.report_progress = lambda parts, total, tell=tell: tell(parts / max(1, total))  # type: ignore[misc]
-        context.begin(0)
-        started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-        measured = experiment.run(context)
+        started_at, began, load_before = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), load()
+        runs = []
+        for run, context in enumerate(contexts):
+
+            def tell_part(parts: int, total: int, run: int = run, tell: Callable[..., None] = tell) -> None:
+                tell((run + parts / max(1, total)) / request.times)
+
+            context.report_progress = tell_part
+            context.begin(0)
+            runs.append(experiment.run(context))
+        measured = merge(runs)
         result = Result(
             experiment=experiment.name,
             size=request.size,
@@ -87,6 +99,10 @@ def run_experiments(request: Request, report: Callable[[Step], None] = lambda st
             versions=versions,
             measured=measured,
             verdict=experiment.judge(measured),
+            revision=experiment.revision,
+            commit=commit(),
+            source=source_digest(),
+            load=(load_before, load()),
         )
         result.write(request.results)
         done[experiment.name] = result
@@ -95,7 +111,8 @@ def run_experiments(request: Request, report: Callable[[Step], None] = lambda st
 
 
 def _is_answer(request: Request, result: Result) -> bool:
-    return (result.size, result.seed, result.repeats) == (request.size, request.seed, request.times)
+    wanted = (request.size, request.seed, request.times, source_digest())
+    return (result.size, result.seed, result.repeats, result.source) == wanted
 
 
 class _Clock:

@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.core.errors import InternalError
 from dovetail.core.memory import Budget
 from dovetail.joins import OPERATORS, SemiStreamOperator, join_spec
 from dovetail.relation.io import SimulatedDisk
@@ -23,6 +24,7 @@ _WARM_SECONDS = 20.0
 _BATCHES_PER_WINDOW = 128
 # HYBRIDJOIN's hot blocks release many tuples at once, but rarely: a measurement must cover several of them.
 _MEASURED_WINDOWS = 9
+_MOST_HORIZONS = 50
 
 
 class PageUse(SimulatedDisk):
@@ -93,14 +95,19 @@ def matching_time_at(
 ) -> float:
     """Mean seconds from arrival to match in a join that is not saturated: it keeps reading and takes what has arrived.
 
-    ``tuples_per_s`` are evenly spaced arrivals, fewer than the join could serve. The run lasts as long as ``cycles``
-    scans of the relation; the first half is not counted.
+    ``tuples_per_s`` are evenly spaced arrivals, fewer than the join could serve. Counted are the tuples that arrive in
+    the middle third of as much time as ``cycles`` scans of the relation take. Arrivals go on until every one of them
+    has left, however long it waits: to stop earlier would leave out those that wait longest.
     """
     disk = DiskUnderTest("simulated")
     operator = _compiled(subject, kind, disk, budget, stream)
     horizon = cycles * subject.rows * subject.row_bytes / PAPER_BANDWIDTH
+    first, last = horizon / 3, 2 * horizon / 3
+    last_tuple = math.floor(last * tuples_per_s)
     now, taken, total, matched = 0.0, 0, 0.0, 0
-    while now < horizon:
+    while taken <= last_tuple or _waits_for(operator, last_tuple):
+        if now > _MOST_HORIZONS * horizon:
+            raise InternalError(f"{kind} still holds tuples that arrived {now - last:,.0f} s ago.")
         if not operator.pending:
             now = max(now, (taken + 1) / tuples_per_s)
         come = min(math.floor(now * tuples_per_s + 1e-9) - taken, operator.window_capacity - operator.pending)
@@ -110,11 +117,17 @@ def matching_time_at(
         for output in chain.from_iterable(outputs):
             now = began + disk.now() - base
             arrivals = (output.column("v").to_numpy() + 1) / tuples_per_s
-            counted = arrivals >= horizon / 2
+            counted = (arrivals >= first) & (arrivals < last)
             total += float((now - arrivals[counted]).sum())
             matched += int(counted.sum())
         now = began + disk.now() - base
     return total / max(1, matched)
+
+
+def _waits_for(operator: SemiStreamOperator, tuple_number: int) -> bool:
+    """Whether the tuple, or one that came before it, has not left."""
+    oldest = operator.oldest
+    return oldest is not None and oldest <= tuple_number
 
 
 def _compiled(subject: Subject, kind: str, disk: DiskUnderTest, budget: Budget, stream: Stream) -> SemiStreamOperator:

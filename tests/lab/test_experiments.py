@@ -1,12 +1,16 @@
 """Quick experiments, run for real, and what the judges make of numbers that are known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dovetail.costs import CostFactors
 from dovetail_lab import Axis, Measured, Panel, Request, Series, find, run_experiments
 from dovetail_lab.semi_stream import memory_for_rates
-from dovetail_lab.waiting import PageUse
+from dovetail_lab.subjects import PAPER_BANDWIDTH, PAPER_SEEK_S, synthetic
+from dovetail_lab.verdicts import Outcome, Verdict
+from dovetail_lab.waiting import PageUse, matching_time_at
 
 
 @pytest.mark.parametrize("name", ["hybridjoin-fig10", "hybridjoin-fig11"])
@@ -47,6 +51,32 @@ def test_ssbj_by_memory_is_judged_by_its_gain_and_by_its_growth(ssbj: tuple[floa
 def test_hybridjoin_by_skew_must_win_from_a_slight_skew_on(at_zero: float, at_half: float, outcome: str) -> None:
     rates = {"HYBRIDJOIN": (100 * at_zero, 100 * at_half, 180.0), "MESHJOIN": (100.0,) * 3, "INL": (1.0,) * 3}
     assert find("hybridjoin-fig7e").judge(measured(rates, (0.0, 0.5, 1.0))).outcome == outcome
+
+
+def test_matching_time_counts_tuples_that_wait_longest(tmp_path: Path) -> None:
+    """The mean wait in MESHJOIN is half of a cycle, also when many tuples are still waiting at the end."""
+    papers = CostFactors.of_papers(probe_s=3e-7, expire_s=4e-7, append_s=5e-7)
+    factors = replace(papers, seek_s=PAPER_SEEK_S, bandwidth_bytes_per_s=PAPER_BANDWIDTH)
+    subject = synthetic(tmp_path, 20_000, lambda: {"direct": factors, "cached": factors})
+    seconds = subject.rows * subject.row_bytes / PAPER_BANDWIDTH
+    wait = matching_time_at(
+        subject, "mesh", subject.budget(20.0), subject.stream(0.0, "ranked"), tuples_per_s=20_000.0, cycles=1.0
+    )
+    assert wait >= 0.4 * seconds
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "worst"),
+    [
+        (("confirmed", "confirmed with a different factor"), "confirmed with a different factor"),
+        (("confirmed", "not testable here"), "not testable here"),
+        (("not confirmed", "not testable here"), "not confirmed"),
+    ],
+)
+def test_outcome_of_a_claim_with_two_halves_is_the_worse_one(outcomes: tuple[Outcome, Outcome], worst: str) -> None:
+    verdict = Verdict.of_halves({"a": outcomes[0], "b": outcomes[1]}, numbers="")
+    assert verdict.outcome == worst
+    assert verdict.text == f"a: {outcomes[0]}; b: {outcomes[1]}"
 
 
 @pytest.mark.parametrize(

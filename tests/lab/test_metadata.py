@@ -17,15 +17,25 @@ def panel(title: str, **series: tuple[float, ...]) -> Panel:
 
 
 @pytest.mark.parametrize(
-    ("priority", "outcome"), [((1.0, 2.0, 3.0, 4.0), "confirmed"), ((1.0, 2.0, 3.0, 6.0), "not confirmed")]
+    ("gains", "some", "every"),
+    [
+        (((1.1, 1.2), (1.3, 1.2)), "confirmed", "confirmed"),
+        (((0.9, 1.2), (1.3, 1.2)), "confirmed", "not confirmed"),
+        (((0.9, 1.2), (1.3, 0.8)), "not confirmed", "not confirmed"),
+    ],
 )
-def test_figure_8_wants_the_pair_to_win_at_every_quarter_of_both_arrivals(
-    priority: tuple[float, ...], outcome: str
+def test_figure_8_wants_the_pair_to_win_at_every_quarter_of_both_arrivals_with_some_quota_and_with_every_one(
+    gains: tuple[tuple[float, ...], ...], some: str, every: str
 ) -> None:
-    other = (2.0, 3.0, 4.0, 5.0)
+    priority, other = (1.0, 2.0, 3.0, 4.0), (2.0, 3.0, 4.0, 5.0)
     panels = tuple(panel(f"{order} arrival", priority=priority, random=other) for order in ("ordered", "random"))
+    by_quota = tuple(
+        Series(f"{order} arrival", (100, 500), least) for order, least in zip(("ordered", "random"), gains, strict=True)
+    )
+    panels += (Panel("by the priority's quota", X, Y, by_quota),)
     kept = {f"kept_{order}_{name}": 10 for order in ("ordered", "random") for name in ("priority", "random")}
-    assert find("metadata-fig8").judge(Measured(panels, kept)).outcome == outcome
+    halves = find("metadata-fig8").judge(Measured(panels, kept)).halves
+    assert [(half.claim, half.outcome) for half in halves] == [("with some quota", some), ("with every quota", every)]
 
 
 @pytest.mark.parametrize(

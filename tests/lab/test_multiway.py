@@ -113,10 +113,13 @@ def timed(**seconds: float) -> Measured:
     return Measured((Panel("time to results", X, Y, series),), {"seconds_of_arrivals": 100.0})
 
 
-def test_figure_17_wants_small_joins_before_the_bushy_tree_before_one_large_join() -> None:
+def test_figure_17_is_not_testable_with_streams_that_are_invented_whatever_their_order() -> None:
     judge = find("mjoin-fig17").judge
-    assert judge(timed(one=3.0, threes=1.0, twos=1.5, deep=4.0, bushy=2.0)).outcome == "confirmed"
-    assert judge(timed(one=1.0, threes=1.2, twos=1.5, deep=4.0, bushy=2.0)).outcome == "not confirmed"
+    as_claimed = judge(timed(one=3.0, threes=1.0, twos=1.5, deep=4.0, bushy=2.0))
+    otherwise = judge(timed(one=1.0, threes=1.2, twos=1.5, deep=4.0, bushy=2.0))
+    assert {as_claimed.outcome, otherwise.outcome} == {"not testable here"}
+    assert "the order is the paper's" in as_claimed.numbers
+    assert "the order is not the paper's" in otherwise.numbers
 
 
 @pytest.mark.parametrize(

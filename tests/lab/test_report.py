@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,9 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from dovetail.core.errors import PlanError
-from dovetail_lab import Axis, Experiment, Panel, Request, Series, experiments, read_results, run_experiments
+from dovetail_lab import Axis, Experiment, Measured, Panel, Request, Series, experiments, read_results, run_experiments
+from dovetail_lab.paper import with_ratio
 from dovetail_lab.plots import draw
-from dovetail_lab.report import TABLE_BEGIN, TABLE_END, summary_table, write_report, write_summary
+from dovetail_lab.report import STALE_NOTE, TABLE_BEGIN, TABLE_END, summary_table, write_report, write_summary
+from dovetail_lab.report_text import stale_results
+from dovetail_lab.verdicts import ChangedCheck, Verdict
 
 Make = Callable[..., Experiment]
 ROOT = Path(__file__).parents[2]
@@ -97,10 +101,75 @@ def test_table_goes_between_its_marks_and_nowhere_else(tmp_path: Path, results: 
     for _ in range(2):
         write_summary(page, [experiment("one")], read_results(results), "lab.md")
     assert page.read_text().startswith(f"before\n{TABLE_BEGIN}\n| paper |")
-    assert page.read_text().endswith(f"| [1a](lab.md#one) | - | - |\n{TABLE_END}\nafter\n")
+    assert page.read_text().endswith(f"| [1a](lab.md#one) | - | - | - |\n{TABLE_END}\nafter\n")
     page.write_text("no marks")
     with pytest.raises(PlanError, match="no place"):
         write_summary(page, [experiment("one")], read_results(results), "lab.md")
+
+
+def test_results_of_another_commit_are_marked_and_refused_if_strict(
+    tmp_path: Path, results: Path, experiment: Make
+) -> None:
+    both = [experiment("one"), experiment("two")]
+    newest = read_results(results)["one"]
+    replace(newest, experiment="two", source="other", started_at="2000-01-01T00:00:00+00:00").write(results)
+    report = write_report(both, results, tmp_path / "out")
+    assert report.stale == {"two": "measured on an earlier commit"}
+    for text in (report.html.read_text(), report.markdown.read_text()):
+        assert "1 results of one commit: 1 confirmed. 1 measured earlier" in text
+        assert "(measured on an earlier commit)" in text
+    with pytest.raises(PlanError, match="two: measured on an earlier commit"):
+        write_report(both, results, tmp_path / "out", is_strict=True)
+
+
+def test_result_without_a_recorded_commit_is_of_an_earlier_one(results: Path, experiment: Make) -> None:
+    unknown = replace(read_results(results)["one"], source="")
+    assert stale_results([experiment("one")], {"one": unknown}) == {"one": "measured on an earlier commit"}
+
+
+def test_result_of_an_earlier_definition_keeps_its_verdict_and_is_marked(
+    tmp_path: Path, results: Path, experiment: Make
+) -> None:
+    def refuse(measured: object) -> Verdict:
+        raise AssertionError("it measured something else")
+
+    changed = replace(experiment("one"), revision=2, judge=refuse)
+    report = write_report([changed], results, tmp_path / "out")
+    assert report.verdicts == {"one": "confirmed"}
+    assert report.stale == {"one": "measured by an earlier definition"}
+
+
+def test_halves_notes_and_changed_checks_are_in_both_forms(tmp_path: Path, results: Path, experiment: Make) -> None:
+    halves = Verdict.of_halves({"model": "confirmed", "small": "not testable here"}, numbers="2 %")
+    told = replace(
+        experiment("one"),
+        judge=lambda measured: halves,
+        note="Streams are invented.",
+        paper_says="seven times",
+        changed_checks=(ChangedCheck("old one", "new one", "seen <too> late"),),
+    )
+    report = write_report([told], results, tmp_path / "out")
+    page, markdown = report.html.read_text(), report.markdown.read_text()
+    assert "model: confirmed; small: not testable here" in markdown
+    assert 'model: <span class="verdict yes">confirmed</span>' in page
+    assert "seen &lt;too&gt; late" in page
+    for text in ("Streams are invented.", "seven times", "old one", "new one"):
+        assert text in page
+        assert text in markdown
+    kept = read_results(results)
+    assert kept["one"].verdict == halves
+    assert "[1a](x#one) (model)" in summary_table([told], kept, "x")[-1]
+
+
+def test_ratio_of_two_curves_is_drawn_beside_the_papers() -> None:
+    curves = (Series("a", (1, 2), (6.0, 9.0), (5.0, 8.0), (7.0, 10.0)), Series("b", (1, 2), (2.0, 3.0)))
+    panel = Panel("disk", Axis("x"), Axis("y", scale="log"), curves)
+    shown = with_ratio(Measured((panel,)), "a", "b", ends=(7.0, 8.0), significant=1.2)
+    assert [series.name for series in shown[1].series] == ["disk", "paper", "paper: significant, judged by 1.2"]
+    assert shown[1].of("disk").y == (3.0, 3.0)
+    assert b"paper" in draw("x", shown)
+    # A result that lacks a curve is shown as it is.
+    assert with_ratio(Measured((panel,)), "a", "c") == (panel,)
 
 
 # -------------------------------------------------------------------- what is committed
@@ -120,7 +189,7 @@ def test_committed_verdicts_are_those_of_the_experiments_as_they_are() -> None:
 
 def test_table_of_verdicts_in_the_readme_is_that_of_the_results() -> None:
     _, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(TABLE_BEGIN)
-    table = rest.partition(TABLE_END)[0].strip().split("\n")
+    table = rest.partition(TABLE_END)[0].replace(STALE_NOTE, "").strip().split("\n")
     assert table == summary_table(experiments(), read_results(RESULTS), "docs/lab/index.md")
 
 

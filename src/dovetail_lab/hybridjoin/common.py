@@ -39,4 +39,4 @@ def ranked(subject: Subject, exponent: float = 1.0) -> Callable[[], Stream]:
 
 
 def sizes_of(context: Context) -> tuple[int, ...]:
-    return context.pick((200_000, 400_000), (500_000, 1_000_000, 2_000_000, 4_000_000))
+    return context.pick((200_000, 400_000), (500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000))

@@ -161,7 +161,22 @@ def cost(context: Context, kind: str) -> Measured:
     return Measured((panel,), {"rows": subject.rows, "zipf_exponent": exponent})
 
 
-def judge_cost(measured: Measured) -> Verdict:
+_CPU_DECIDES = (
+    "With memory for most of R hundreds of thousands of tuples enter and leave in a step: the CPU decides, not the "
+    "disk, "
+    "and its costs per tuple are calibrated with tables of up to a million entries that have the processor's caches "
+    "for "
+    "themselves."
+)
+POOL_IS_SMALLER = (
+    "The prediction is ours to blame, not the paper's model: it takes all of the memory for rows, 651 pages of 128 "
+    "rows "
+    "in 10 MB, where the pool holds 462, since a page also takes its keys' codes, its objects, and what an allocator "
+    "rounds up. So it expects nearly every page of R in 200 MB, and the real pool still reads."
+)
+
+
+def judge_cost(measured: Measured, why: str = _CPU_DECIDES) -> Verdict:
     panel = measured.panels[0]
     errors = [abs(ratio - 1) for ratio in panel.ratios("predicted", "measured")]
     worst = max(range(len(errors)), key=errors.__getitem__)
@@ -171,9 +186,5 @@ def judge_cost(measured: Measured) -> Verdict:
         factor=errors[worst] <= 0.15,
         numbers=f"predicted within {errors[worst]:.0%} of measured ({series.x[worst]} MB: {series.y[worst]:.3g} ms "
         f"measured, {panel.of('predicted').y[worst]:.3g} ms predicted)",
-        explanation=""
-        if errors[worst] <= 0.15
-        else "With memory for most of R hundreds of thousands of tuples enter and leave in a step, or nearly all pages "
-        "are in the pool: the CPU decides, not the disk, and its costs per tuple are calibrated with tables of up to a "
-        "million entries that have the processor's caches for themselves.",
+        explanation="" if errors[worst] <= 0.15 else why,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from dovetail_lab.experiment import Axis, Context, Experiment, Measured, Panel, Series, Verdict
-from dovetail_lab.multiway.runs import PAPER, Curve, Inputs, JoinPlan, check_same_results, cpu_series, run_plan
+from dovetail_lab.multiway.runs import PAPER, Curve, Inputs, JoinPlan, check_same_results, cpu_series, run_plan, warm_up
 from dovetail_lab.workloads import ArrivalPhase, poisson_times, wisconsin_relation
 
 __all__ = ["FIGURE_15", "FLUCTUATING"]
@@ -59,6 +59,7 @@ def _fluctuating(context: Context) -> Measured:
         JoinPlan(COORDINATED, flushing="coordinated", **budget),
         *(JoinPlan(name, tree, **budget) for name, tree in _TREES.items()),
     ]
+    warm_up(inputs, plans)
     # Once: the results at each time are the same in every run.
     found = {plan.name: run_plan(inputs, plan, 60, seed=context.seed) for plan in context.each(plans)}
     check_same_results(list(found.values()))
@@ -153,6 +154,8 @@ FLUCTUATING = Experiment(
     "runs once: which results are out at a moment is the same in every run.",
     run=_fluctuating,
     judge=_judge_fluctuating,
+    revision=2,
+    paper_says="ahead throughout; the trees change places",
 )
 
 

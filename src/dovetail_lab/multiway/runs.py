@@ -17,7 +17,17 @@ from dovetail.joins.multiway.spec import Flushing
 from dovetail_lab.experiment import Series
 from dovetail_lab.workloads import arrival_slices
 
-__all__ = ["PAPER", "Curve", "Inputs", "JoinPlan", "check_same_results", "cpu_series", "numbered", "run_plan"]
+__all__ = [
+    "PAPER",
+    "Curve",
+    "Inputs",
+    "JoinPlan",
+    "check_same_results",
+    "cpu_series",
+    "numbered",
+    "run_plan",
+    "warm_up",
+]
 
 PAPER = "multi-way MJoin (2003)"
 
@@ -125,6 +135,15 @@ def run_plan(inputs: Inputs, plan: JoinPlan, points: int = 40, *, seed: int = 0,
             "results": results,
         }
     return curve
+
+
+def warm_up(inputs: Inputs, plans: Sequence[JoinPlan]) -> None:
+    """Run every plan over the first tenth of the arrivals: it compiles, and memory and caches are as in later runs."""
+    counts = {name: max(1, table.num_rows // 10) for name, table in inputs.tables.items()}
+    tables = {name: table.slice(0, counts[name]) for name, table in inputs.tables.items()}
+    times = {name: inputs.times[name][: counts[name]] for name in tables}
+    for plan in plans:
+        run_plan(Inputs(tables, times, inputs.on, inputs.slice_ms), plan)
 
 
 def numbered(table: pa.Table, name: str) -> pa.Table:

@@ -10,6 +10,7 @@ from dovetail_lab.multiway.runs import (
     cpu_series,
     numbered,
     run_plan,
+    warm_up,
 )
 from dovetail_lab.workloads import poisson_times, wisconsin_relation
 
@@ -36,6 +37,7 @@ def _inputs(context: Context) -> Inputs:
 def _figure_13(context: Context) -> Measured:
     inputs = _inputs(context)
     plans = [JoinPlan(MJOIN, window=HORIZON), *(JoinPlan(n, tree, window=HORIZON) for n, tree in _TREES.items())]
+    warm_up(inputs, plans)
     found: dict[str, list[Curve]] = {plan.name: [] for plan in plans}
     for plan in context.each([plan for _ in range(context.repeats) for plan in plans]):
         found[plan.name].append(run_plan(inputs, plan))
@@ -61,7 +63,7 @@ def _judge_13(measured: Measured) -> Verdict:
         f"{halves[HIGH]:.2f} and {halves[LOW]:.2f} s",
         explanation=""
         if is_first
-        else "The MJoin and the tree with the fast stream high lie within the spread of their runs. Everything stays "
+        else "Everything stays "
         "in memory in all three plans, and few tuples match within the horizon: the trees put only "
         f"{inserts[HIGH] / inserts[MJOIN] - 1:.0%} and {inserts[LOW] / inserts[MJOIN] - 1:.0%} more tuples into hash "
         "tables, so there is little for an MJoin to save. The paper does not say how many of its tuples matched.",
@@ -77,4 +79,7 @@ FIGURE_13 = Experiment(
     check="Less CPU time than either tree to half of the results and to all.",
     run=_figure_13,
     judge=_judge_13,
+    revision=2,
+    paper_says="faster than both trees",
+    note="How many tuples match within the horizon is invented; the paper does not say.",
 )

@@ -66,9 +66,11 @@ def judge_tpch(measured: Measured) -> Verdict:
         f"answers at most {cached:.1%} of the stream",
         explanation="The benchmark's orders fall on two thirds of the customers, hardly skewed: every customer that "
         "orders has 10 or 20 of them. There is no join value whose few rows keep many tuples from waiting, so a cache "
-        "that obeys the cache inequality stays all but empty. What SSBJ gains here is not the cache's: with rows of "
-        "several strings in small budgets this implementation's MESHJOIN fills its window to about 70 % and reads with "
-        "more seeks. A gain of 7 needs a skewed stream; the paper says that it adapted the data, not how.",
+        "that obeys the cache inequality stays all but empty. What SSBJ gains here is not the cache's but a flaw "
+        "of ours: with rows of several strings a step of this implementation's MESHJOIN costs 4 ms more, half a seek, "
+        "and "
+        "in small budgets its window is filled to about 70 %. A gain of 7 needs a skewed stream; the paper says that "
+        "it adapted the data, not how.",
     )
 
 
@@ -92,13 +94,12 @@ def reports(context: Context) -> Measured:
 def judge_reports(measured: Measured) -> Verdict:
     alike, skewed = (panel.ratios(SSBJ, MESH) for panel in measured.panels)
     cached = measured.parameters["cache_shares"]
-    return Verdict.of(
-        shape=min(alike) > 1.05 and cached[0] >= 0.1,
-        factor=min(alike) >= 3,
+    return Verdict.not_testable(
         numbers=f"SSBJ / MESHJOIN {spread_text(alike, '{:.2f}')} where relation and stream are skewed alike (the cache "
         f"answers {cached[0]:.0%} of the stream), {spread_text(skewed, '{:.2f}')} where the stream alone is "
         f"({cached[1]:.0%})",
-        explanation="The reports are generated. If the same stations report in every month, a longitude that is "
+        explanation="The claim is about data that nobody published; the reports are generated here. If the same "
+        "stations report in every month, a longitude that is "
         "frequent in the stream has as many more rows in the relation: both sides of the cache inequality grow alike, "
         "and no value is worth its place. The paper's gain needs a stream that is more skewed than its master data, "
         "as in the second plot.",

@@ -44,12 +44,15 @@ def switching(context: Context) -> Measured:
 def judge_switching(measured: Measured) -> Verdict:
     series = measured.panels[0].of(SSBJ)
     at_one, best = series.at(1.0), most(series.x, series.y)
-    worst = min(series.y) / at_one
-    return Verdict.of(
-        shape=at_one >= 0.97 * max(series.y),
-        factor=worst <= 0.9,
-        numbers=f"best at {best}; factor 1 serves {at_one / max(series.y):.0%} of that, the worst factor {worst:.0%} "
-        "of factor 1",
+    others = {x: y / at_one for x, y in zip(series.x, series.y, strict=True) if x != 1.0}
+    least_harm = max(others, key=lambda x: others[x])
+    return Verdict.of_halves(
+        {
+            "best at 1": "confirmed" if at_one >= 0.97 * max(series.y) else "not confirmed",
+            "markedly worse elsewhere": "confirmed" if others[least_harm] <= 0.9 else "not confirmed",
+        },
+        numbers=f"best at {best}; factor 1 serves {at_one / max(series.y):.0%} of that; factor {least_harm} serves "
+        f"{others[least_harm]:.0%} of factor 1, the worst factor {min(others.values()):.0%}",
         explanation="Around its optimum the gain (1 - a) / (1 - h) is flat: a value that is on the border of the "
         "inequality is worth nothing either way, so that a factor near 1 hardly costs anything.",
     )
