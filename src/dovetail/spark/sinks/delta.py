@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DeltaSink", "delta"]
 
 _LOG = "_delta_log"
+_FORGETS = "delta.setTransactionRetentionDuration"
 
 
 class DeltaSink(LakeSink):
@@ -90,6 +91,11 @@ class _DeltaTable(LakeTable):
         missing = columns_to_add(ours, [(f.name, _type_text(f.type)) for f in theirs.fields], self.where, schema)
         if not options.key:
             self._require_plain_files(theirs.fields)
+        if _FORGETS in self._table.metadata().configuration:
+            raise PlanError(
+                f"{self.where} has {_FORGETS}: it would forget which micro-batches it has.",
+                hint="Remove the property from the table.",
+            )
         absent = [f.name for f in theirs.fields if not f.nullable and f.name not in schema.names]
         if absent:
             raise PlanError(f"{self.where} requires a value in column {absent[0]!r}, which is not in the output.")
