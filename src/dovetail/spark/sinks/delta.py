@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DeltaSink", "delta"]
 
 _LOG = "_delta_log"
+_FLUSHED = 20  # entries of the log
 _FORGETS = "delta.setTransactionRetentionDuration"
 
 
@@ -174,8 +175,9 @@ class _DeltaTable(LakeTable):
 
     def make_durable(self) -> None:
         log = self.directory / _LOG
-        version = log / f"{self._table.version():020d}.json"
-        LOCAL.sync([*([version] if version.exists() else []), log, self.directory])
+        # Not the newest only: others may have committed after this flow.
+        entries = sorted(name for name in LOCAL.names(log) if name.endswith(".json"))[-_FLUSHED:]
+        LOCAL.sync([*(log / name for name in entries), log, self.directory])
         if self._table.version() == 0:
             LOCAL.sync([self.directory.parent])
 
