@@ -157,6 +157,10 @@ bench-start: setup  ## dovetail run on the starter pipeline: sign of life, first
 bench-warehouse: setup  ## surrogate keys, a fifth of them new, against the plain join, in one run
 	@$(RUN) python benchmarks/warehouse.py $(ARGS)
 
+.PHONY: bench-follow
+bench-follow: setup  ## a relation that follows a table, against deltalake's merge of the same changes, in one run
+	@$(RUN) python benchmarks/follow.py $(ARGS)
+
 .PHONY: lab
 lab: setup  ## the papers' experiments at full size, results into docs/lab/results (about an hour)
 	@$(RUN) dovetail lab run --all --resume --results docs/lab/results $(ARGS)

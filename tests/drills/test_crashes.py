@@ -10,7 +10,8 @@ import pytest
 from dovetail.core.errors import StateError
 from dovetail.testing.rows import assert_same_rows
 
-LAKE = ["delta", "iceberg"] if "DOVETAIL_DRILL_ROUNDS" in os.environ else ["delta"]
+# The table formats: with more rounds only; each has a crash and an older copy every day in `test_checkpoints`.
+LAKE = ["delta", "iceberg"] if "DOVETAIL_DRILL_ROUNDS" in os.environ else []
 EVERY = pytest.mark.parametrize("drill", ["parquet", "postgres", "foreach_batch", *LAKE], indirect=True)
 # Each step of the protocol, and what lies between two of them.
 STEPS = [

@@ -218,6 +218,7 @@ BAD_LINES = [
     (envelope({**GOOD, "id": None}, "plain"), "a change whose key has a NULL"),
     (envelope({**GOOD, "size": "large"}, "plain"), "a change that is not of the schema"),
     (envelope({**GOOD, "lsn": None}, "plain"), "a change without source.lsn"),
+    (envelope({**GOOD, "city": "__debezium_unavailable_value"}, "plain"), "set REPLICA IDENTITY FULL"),
     (json.dumps({"op": "u", "before": None, "after": None, "source": {"lsn": 1}}), "a change without its row"),
 ]
 

@@ -109,6 +109,7 @@ class _Tombstones:
         """Keep the deletions among changes that the relation's version now holds; drop tombstones that are too old."""
         task, sequence = self._task, self._task.transformation.stored_sequence
         if changes:
+            self.merging_bytes = sum(level.table.nbytes for level in changes)
             table = tombstones_of(changes, task.key, task.is_hashed, sequence, self._now_ms)
             if table.num_rows:
                 self.new = [table]
@@ -119,7 +120,7 @@ class _Tombstones:
             # Not the newest of each key only: a lookup takes the greatest sequence.
             every = pa.concat_tables([level.table for level in self.levels])
             merged = every.filter(pc.greater_equal(every.column(TIME_COLUMN), oldest_ms))
-            self.merging_bytes = merged.nbytes
+            self.merging_bytes = max(self.merging_bytes, every.nbytes + merged.nbytes)
             self.files, self.new = (), [merged] if merged.num_rows else []
             self.levels = [self._level(table) for table in self.new]
 

@@ -108,14 +108,13 @@ class FollowChanges(_Keyed):
     def _changes(
         self, batch: pa.RecordBatch, runs: Runs, applied: Int64Array, chosen: Int64Array, is_deleted: BoolArray
     ) -> pa.RecordBatch:
-        rows, gone = pa.array(chosen), pa.array(is_deleted)
+        # Of deleted rows nothing is taken, so that what they were is not in any buffer either.
+        rows, written = pa.array(chosen), pa.array(chosen, mask=is_deleted)
         columns = self._key_columns(runs, applied)
         for ours, theirs in self.stored:
-            values = batch.column(ours).take(rows)
-            # What a deleted row was must not stay anywhere.
-            columns[theirs] = pc.if_else(gone, pa.scalar(None, values.type), values) if is_deleted.any() else values
+            columns[theirs] = batch.column(ours).take(written)
         columns[self.stored_sequence] = batch.column(self.sequence).take(rows)
-        columns[DELETED_COLUMN] = gone
+        columns[DELETED_COLUMN] = pa.array(is_deleted)
         return pa.RecordBatch.from_pydict(columns)
 
     def _require_sound(self, batch: pa.RecordBatch, actions: Int64Array) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["DeltaSink", "delta"]
 
 _LOG = "_delta_log"
+_FLUSHED = 20  # entries of the log
+_FORGETS = "delta.setTransactionRetentionDuration"
 
 
 class DeltaSink(LakeSink):
@@ -90,6 +92,11 @@ class _DeltaTable(LakeTable):
         missing = columns_to_add(ours, [(f.name, _type_text(f.type)) for f in theirs.fields], self.where, schema)
         if not options.key:
             self._require_plain_files(theirs.fields)
+        if _FORGETS in self._table.metadata().configuration:
+            raise PlanError(
+                f"{self.where} has {_FORGETS}: it would forget which micro-batches it has.",
+                hint="Remove the property from the table.",
+            )
         absent = [f.name for f in theirs.fields if not f.nullable and f.name not in schema.names]
         if absent:
             raise PlanError(f"{self.where} requires a value in column {absent[0]!r}, which is not in the output.")
@@ -168,8 +175,9 @@ class _DeltaTable(LakeTable):
 
     def make_durable(self) -> None:
         log = self.directory / _LOG
-        version = log / f"{self._table.version():020d}.json"
-        LOCAL.sync([*([version] if version.exists() else []), log, self.directory])
+        # Not the newest only: others may have committed after this flow.
+        entries = sorted(name for name in LOCAL.names(log) if name.endswith(".json"))[-_FLUSHED:]
+        LOCAL.sync([*(log / name for name in entries), log, self.directory])
         if self._table.version() == 0:
             LOCAL.sync([self.directory.parent])
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["IcebergSink", "iceberg"]
 
 _PROPERTY = "dovetail.flow."
+_FLUSHED = 3  # snapshots
 _RETRIES = "commit.retry.num-retries"
 
 
@@ -166,9 +167,9 @@ class _IcebergTable(LakeTable):
         return True
 
     def make_durable(self) -> None:
-        snapshot = self._table.current_snapshot()
         written = [self._table.metadata_location]
-        if snapshot is not None:
+        # Not the newest only: others may have committed after this flow.
+        for snapshot in self._table.snapshots()[-_FLUSHED:]:
             written.append(snapshot.manifest_list)
             manifests = snapshot.manifests(self._table.io)
             written += [one.manifest_path for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]

@@ -22,6 +22,7 @@ __all__ = ["debezium"]
 _BAD = "__malformed"
 _PATH = re.compile(r"(source\.)?[A-Za-z_]\w*")
 _MOST_SHOWN = 120
+_UNAVAILABLE = "__debezium_unavailable_value"  # PostgreSQL does not log a long value that a change leaves as it is
 
 
 def debezium(
@@ -81,12 +82,20 @@ def debezium(
         for name in columns.names
     ]
     image = F.when(is_delete, _either("before").isNull()).otherwise(_either("after").isNull())
+    texts = [name for name in columns.names if isinstance(columns[name].dataType, T.StringType)]
+    lacks_value = F.lit(False)
+    for name in texts:
+        lacks_value = lacks_value | F.coalesce(_either(f"after.{quoted(name)}") == _UNAVAILABLE, F.lit(False))
     shown = F.substring("value", 1, _MOST_SHOWN)
     problem = (
         F.when(F.col("e").isNull() | op.isNull(), F.concat(F.lit("a record that is no envelope of Debezium: "), shown))
         .when(~op.isin("c", "r", "u", "d"), F.concat(F.lit("an unknown operation '"), op, F.lit("': "), shown))
         .when(F.col(f"e.{_BAD}").isNotNull(), F.concat(F.lit("a change that is not of the schema: "), shown))
         .when(image, F.concat(F.lit("a change without its row: "), shown))
+        .when(
+            lacks_value & ~is_delete,
+            F.concat(F.lit("a change without the value of a long column (set REPLICA IDENTITY FULL): "), shown),
+        )
         .when(_either(sequence).isNull(), F.concat(F.lit(f"a change without {sequence}: "), shown))
     )
     return parsed.select(*rows, op.alias(OPERATION), _either(sequence).alias(SEQUENCE), problem.alias(PROBLEM))

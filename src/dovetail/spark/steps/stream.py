@@ -328,6 +328,14 @@ class Flow(WarehouseStages):
             require_deterministic(rows, "a diversion")
         return self._then(replace(diversion, diverted=leaving.schema, output=staying.schema))
 
+    def _with_columns(self, function: Callable[[DataFrame], DataFrame]) -> "Flow":
+        """With columns that ``function`` adds: to the source if nothing is before, since a transformation costs a plan
+        per micro-batch, and adaptive planning.
+        """
+        if self._stages:
+            return self._then(Transformation(function, function(self._here()).schema))
+        return replace(self, _source=function(self._source))
+
     def _step_name(self, kind: str) -> str:
         return f"{1 + sum(isinstance(stage, Step) for stage in self._stages)}-{kind}"
 

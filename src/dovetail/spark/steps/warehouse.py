@@ -2,7 +2,7 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +16,6 @@ from dovetail.core.errors import PlanError
 from dovetail.core.memory import Budget
 from dovetail.relation import Relation
 from dovetail.relation.keys import code_kind
-from dovetail.spark.flow.stages import Transformation as Stateless
 from dovetail.spark.flow.store import local_path
 from dovetail.spark.plan.codes import check_key_columns
 from dovetail.spark.steps.follow_step import (
@@ -61,6 +60,9 @@ class WarehouseStages:
 
     @abstractmethod
     def _then(self, stage: Any) -> Self: ...
+
+    @abstractmethod
+    def _with_columns(self, function: Callable[[DataFrame], DataFrame]) -> Self: ...
 
     @abstractmethod
     def _step_name(self, kind: str) -> str: ...
@@ -363,7 +365,7 @@ class WarehouseStages:
         check_key_columns(self._here().schema, names)
         following = Following.of(keep_tombstones)
         actions = partial(with_actions, keys=names, sequence_by=sequence_by, apply_as_deletes=apply_as_deletes)
-        changes = self._then(Stateless(actions, actions(self._here()).schema))
+        changes = self._with_columns(actions)
         arrivals = Arrivals.of(changes._here())
         key = changes._key(arrivals, names)
         action, sequence, problem = (arrivals.ours(name) for name in ACTION_COLUMNS)
