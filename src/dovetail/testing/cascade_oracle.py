@@ -9,8 +9,8 @@ not satisfied.
 >>> on = [(("a", "k"), ("b", "k")), (("b", "k"), ("c", "k"))]
 >>> for row in cascade_oracle(inputs, on, {"b": "full", "c": "left"}):
 ...     print(row)
-{'k': 1, 'x': 10, 'y': None, 'z': None}
 {'k': 2, 'x': None, 'y': 20, 'z': 30}
+{'k': 1, 'x': 10, 'y': None, 'z': None}
 """
 
 from collections.abc import Callable, Mapping, Sequence

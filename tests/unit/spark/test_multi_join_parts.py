@@ -51,6 +51,18 @@ def test_results_that_a_lower_join_owes_hold_the_watermark_back() -> None:
     assert TREE.watermark(records(settled, [report(75, pending_low=62, c=200)])) == 190
 
 
+def test_join_above_an_outer_join_purges_up_to_what_that_may_still_emit() -> None:
+    def decided(completed: int | None, own: int | None) -> dict[str, Any]:
+        lower = [{**report(80, a=200, b=200), "completed": completed}, {**report(80, a=200), "completed": 150}]
+        previous = records(lower, [report(own, c=200)])
+        return TREE.decide(previous, BatchClock(1, None, False), "2", ("1",))
+
+    # Late is what is behind the watermark of the inputs; purged is up to what may still come from below.
+    assert decided(90, 70) == {"watermark": 90, "late_before": 190}
+    assert decided(60, 70) == {"watermark": 70, "late_before": 190}, "it never goes back"
+    assert decided(None, None) == {"watermark": None, "late_before": 190}
+
+
 def heard(watermark: int | None, seen: Any, rows: dict[str, int], **latest: int) -> dict[str, Any]:
     return {**report(watermark, **latest), "seen": seen, "counters": {"tuples_in": rows}}
 

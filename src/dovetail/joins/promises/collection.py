@@ -9,7 +9,7 @@ input alone, so only that input's punctuations on the join column are propagated
 promise.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,16 +17,20 @@ import pyarrow as pa
 
 from dovetail.core.arrays import BoolArray, Int64Array
 from dovetail.joins.multiway.spec import MJoinSpec
+from dovetail.joins.multiway.spill import Fetch
 from dovetail.joins.promises.intervals import IntervalSet
 from dovetail.joins.promises.keys import KeyReader, Keys
 from dovetail.joins.promises.patterns import BoundSet
 from dovetail.joins.promises.punctuation import BoundPunctuation
 from dovetail.joins.promises.ranges import MOST_PREDICATES, PunctuatedRange, key_punctuations
+from dovetail.joins.promises.set_log import SetLog
 from dovetail.kernels.bucket_index import partitions_of
 
 __all__ = ["Held", "PunctuationCollection", "Unread"]
 
 _FEW = 4096
+_LOGS_SHARE = 32
+_PUNCTUATED, _PASSED_ON, _READY = "punctuated-", "passed_on", "ready"
 
 
 class Held(NamedTuple):
@@ -54,7 +58,12 @@ class PunctuationCollection:
         self._spec = spec
         attribute = spec.attributes[0]
         self.readers = [KeyReader(spec.schemas[n], attribute.columns[n], spec.hashed[0]) for n in spec.names]
-        self.ranges = [PunctuatedRange(reader) for reader in self.readers]
+        # A part of the limit is for what was added since the last commit.
+        logged = [*(f"{_PUNCTUATED}{i}" for i in range(len(spec.names))), _PASSED_ON, _READY]
+        self._logs = {name: SetLog(name, limit_bytes // _LOGS_SHARE // len(logged)) for name in logged}
+        logs = [self._logs[f"{_PUNCTUATED}{i}"] for i in range(len(spec.names))]
+        self.ranges = [PunctuatedRange(reader, log) for reader, log in zip(self.readers, logs, strict=True)]
+        limit_bytes -= limit_bytes // _LOGS_SHARE
         self._limit_bytes = limit_bytes
         self.done = IntervalSet.empty()
         self._ready = IntervalSet.empty()
@@ -83,7 +92,8 @@ class PunctuationCollection:
     @property
     def nbytes(self) -> int:
         others = sum(bound.nbytes for bound in self._ready_others)
-        return sum(each.nbytes for each in self.ranges) + self.done.nbytes + self._ready.nbytes + others
+        logs = sum(log.nbytes for log in self._logs.values())
+        return sum(each.nbytes for each in self.ranges) + self.done.nbytes + self._ready.nbytes + others + logs
 
     def is_over_limit(self) -> bool:
         """Whether entries must be forgotten or merged before more are added."""
@@ -99,6 +109,7 @@ class PunctuationCollection:
             closed = closed.union(each.intervals)
         # Only values that are still closed could be propagated a second time.
         self.done = self.done.intersection(closed)
+        self._logs[_PASSED_ON].write_anew()
         return forgotten
 
     # ---------------------------------------------------------------- propagating
@@ -166,6 +177,8 @@ class PunctuationCollection:
             clear = clear.keep(np.arange(len(clear)) < room)
         self.done = self.done.union(clear)
         self._ready = self._ready.union(clear)
+        self._logs[_PASSED_ON].add(clear)
+        self._logs[_READY].add(clear)
 
     def _pass_points_on(self, i: int, group: Sequence[int], held: Holder) -> None:
         points = self.ranges[i].points
@@ -242,30 +255,59 @@ class PunctuationCollection:
         kind = reader.schema.field(reader.columns[0]).type
         found = [] if reader.is_hashed else key_punctuations(self._ready, reader.columns[0], kind)
         found += self._ready_others
+        if len(self._ready):
+            self._logs[_READY].write_anew()
         self._ready, self._ready_others = IntervalSet.empty(), []
         return found
 
     # ---------------------------------------------------------------- restart
 
-    def as_state(self) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-        """The state as JSON-able data and tables."""
+    def as_state(
+        self, have: frozenset[str] = frozenset(), fetch: Fetch | None = None
+    ) -> tuple[dict[str, Any], dict[str, pa.Table], list[str]]:
+        """The state as JSON-able data, the tables to write, and the names of all that hold it; `have` are stored."""
         described, tables = [], {}
         for number, each in enumerate(self.ranges):
-            values, tables[f"punctuated-{number}"] = each.as_state()
+            values, table = each.as_state()
             described.append(values)
-        for name, intervals in (("passed_on", self.done), ("ready", self._ready)):
-            tables[name] = pa.table({"low": intervals.lows, "high": intervals.highs})
-        return {"ranges": described, "ready": [bound.as_dict() for bound in self._ready_others]}, tables
+            if table is not None:
+                tables[f"{_PUNCTUATED}{number}"] = table
+        names, sets = [name for name, table in tables.items() if table.num_rows], {}
+        for name, log in self._logs.items():
+            new, sets[name] = log.tables(self._set_of(name), have, fetch)
+            tables |= new
+            names += sets[name]
+        ready = [bound.as_dict() for bound in self._ready_others]
+        return {"ranges": described, "ready": ready, "sets": sets}, tables, names
 
-    def restore(self, values: dict[str, Any], tables: dict[str, pa.Table]) -> None:
-        """The inverse of `as_state`; a missing table was empty."""
+    def _set_of(self, name: str) -> IntervalSet:
+        if name in (_PASSED_ON, _READY):
+            return self.done if name == _PASSED_ON else self._ready
+        return self.ranges[int(name.removeprefix(_PUNCTUATED))].intervals
+
+    def stored_names(self) -> frozenset[str]:
+        """The stored tables that the next snapshot may refer to."""
+        return frozenset(name for log in self._logs.values() for name in log.names)
+
+    def mark_stored(self, values: dict[str, Any], tables: Mapping[str, pa.Table]) -> None:
+        """Remember that a snapshot with these values is stored."""
+        for name, log in self._logs.items():
+            log.mark_stored(tables, values["sets"][name])
+
+    def restore(self, values: dict[str, Any], tables: dict[str, pa.Table], are_stored: bool) -> None:
+        """The inverse of `as_state`; a missing table was empty. `are_stored`: the next commit may refer to them."""
+        sets = values.get("sets")
+        if sets is None:
+            # Earlier versions had one table for each set, and the keys of an input that are hashes under the same name.
+            sets = {
+                name: [name] if name in tables and "low" in tables[name].column_names else [] for name in self._logs
+            }
+        found = {
+            name: log.restored({part: tables[part] for part in sets[name]}, are_stored)
+            for name, log in self._logs.items()
+        }
         for number, (each, described) in enumerate(zip(self.ranges, values["ranges"], strict=True)):
-            each.restore(described, tables.get(f"punctuated-{number}"))
-        self.done, self._ready = (_intervals(tables.get(name)) for name in ("passed_on", "ready"))
+            name = f"{_PUNCTUATED}{number}"
+            each.restore(described, tables.get(name) if each.reader.is_hashed else None, found[name])
+        self.done, self._ready = found[_PASSED_ON], found[_READY]
         self._ready_others = [BoundPunctuation.from_dict(described) for described in values["ready"]]
-
-
-def _intervals(table: pa.Table | None) -> IntervalSet:
-    if table is None or table.num_rows == 0:
-        return IntervalSet.empty()
-    return IntervalSet(np.array(table["low"].to_numpy()), np.array(table["high"].to_numpy()))

@@ -109,6 +109,12 @@ class IntervalSet:
             return self if len(other) == 0 else other
         return self._merged(np.concatenate([self.lows, other.lows]), np.concatenate([self.highs, other.highs]))
 
+    @classmethod
+    def union_of(cls, parts: list["IntervalSet"]) -> "IntervalSet":
+        """The union of several sets."""
+        parts = [cls.empty(), *parts]
+        return cls._merged(np.concatenate([p.lows for p in parts]), np.concatenate([p.highs for p in parts]))
+
     def complement(self) -> "IntervalSet":
         if len(self) == 0:
             return IntervalSet.between(None, None)

@@ -439,19 +439,26 @@ class MetadataJoin(MJoin):
 
     def snapshot(self, have: frozenset[str] = frozenset()) -> Snapshot:
         snapshot = super().snapshot(have)
-        values, tables = self.collection.as_state()
-        tables |= self._deferred.tables()
+        values, tables, names = self.collection.as_state(have, self.state.store.fetch)
         quarantined, put_aside = self._quarantine.as_state()
-        tables |= put_aside
+        others = {**self._deferred.tables(), **put_aside}
         promised = {
             "collection": values,
             "promises": self._promises.as_state(),
             **self._policy.as_state(),
             "quarantined": quarantined,
             # A runtime does not store empty tables.
-            "tables": [name for name, table in tables.items() if table.num_rows],
+            "tables": names + [name for name, table in others.items() if table.num_rows],
         }
+        tables |= others
         return replace(snapshot, tables={**snapshot.tables, **tables}, values={**snapshot.values, "metadata": promised})
+
+    def table_names(self) -> frozenset[str]:
+        return super().table_names() | self.collection.stored_names()
+
+    def refer_to_stored(self, snapshot: Snapshot, fetch: Fetch) -> None:
+        super().refer_to_stored(snapshot, fetch)
+        self.collection.mark_stored(snapshot.values["metadata"]["collection"], snapshot.tables)
 
     def restore(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
         super().restore(snapshot, fetch)
@@ -460,7 +467,8 @@ class MetadataJoin(MJoin):
             name: snapshot.tables[name] if name in snapshot.tables or fetch is None else fetch(name)
             for name in promised["tables"]
         }
-        self.collection.restore(promised["collection"], tables)
+        are_stored = not snapshot.tables.keys() & tables.keys()
+        self.collection.restore(promised["collection"], tables, are_stored)
         self._deferred.restore(tables)
         self._promises.restore(promised["promises"])
         self._policy.restore(promised)

@@ -263,7 +263,7 @@ class ArrivalPromises:
             return IntervalSet.empty()
         closed = IntervalSet.between(edge + 1, None) if is_descending else IntervalSet.between(None, edge - 1)
         new = closed.minus(range_.intervals)
-        range_.intervals = range_.intervals.union(closed)
+        range_.add_interval(closed)
         return new
 
     def _observe_clusters(self, i: int, keys: Keys) -> Keys:

@@ -19,6 +19,7 @@ from dovetail.joins.promises.intervals import IntervalSet
 from dovetail.joins.promises.keys import KeyPoints, KeyReader, Keys
 from dovetail.joins.promises.patterns import BoundRange, BoundSet
 from dovetail.joins.promises.punctuation import BoundPunctuation, points_of
+from dovetail.joins.promises.set_log import SetLog
 from dovetail.relation.keys import compute_codes
 
 __all__ = ["MOST_PREDICATES", "Predicate", "PunctuatedRange", "key_punctuations", "values_of"]
@@ -40,8 +41,9 @@ class Predicate:
 class PunctuatedRange:
     """The promises of one input; see the module docstring."""
 
-    def __init__(self, reader: KeyReader) -> None:
+    def __init__(self, reader: KeyReader, log: SetLog) -> None:
         self.reader = reader
+        self.log = log
         kinds = [reader.schema.field(name).type for name in reader.columns]
         self.intervals = IntervalSet.empty()
         self.points = KeyPoints.empty(kinds if reader.is_hashed else [])
@@ -79,8 +81,13 @@ class PunctuatedRange:
             self.points = self.points.added(keys, self.added)
         self.added += len(keys.codes)
 
-    def _close(self, closed: IntervalSet) -> None:
+    def add_interval(self, closed: IntervalSet) -> None:
+        """Close join values that are integers."""
         self.intervals = self.intervals.union(closed)
+        self.log.add(closed)
+
+    def _close(self, closed: IntervalSet) -> None:
+        self.add_interval(closed)
         if self.comes is not None:
             self.intervals = self.intervals.bridged(self.comes)
 
@@ -200,6 +207,7 @@ class PunctuatedRange:
             mask[order_by_use[: max(0, len(mask) - keep)]] = False
             forgotten += int((~mask).sum())
             self.intervals = self.intervals.keep(mask)
+            self.log.write_anew()
         if len(self.points):
             keep = max(0, target) * len(self.points) // max(1, self.points.nbytes)
             order_by_age = np.lexsort((self.points.numbers, ~self.points.is_done))
@@ -215,16 +223,13 @@ class PunctuatedRange:
 
     # ---------------------------------------------------------------- restart
 
-    def as_state(self) -> tuple[dict[str, object], pa.Table]:
-        """The state as JSON-able data and a table."""
+    def as_state(self) -> tuple[dict[str, object], pa.Table | None]:
+        """The state as JSON-able data and, if keys are hashed, a table; intervals are stored by their log."""
         described = [{"is_on_key": p.is_on_key, "is_done": p.is_done, "on": p.bound.as_dict()} for p in self.predicates]
-        if self.reader.is_hashed:
-            table = self.points.as_table(self.reader.columns)
-        else:
-            table = pa.table({"low": self.intervals.lows, "high": self.intervals.highs})
+        table = self.points.as_table(self.reader.columns) if self.reader.is_hashed else None
         return {"predicates": described, "added": self.added}, table
 
-    def restore(self, values: dict[str, object], table: pa.Table | None) -> None:
+    def restore(self, values: dict[str, object], table: pa.Table | None, intervals: IntervalSet) -> None:
         """The inverse of `as_state`; no table stands for an empty one."""
         described = values["predicates"]
         assert isinstance(described, list)
@@ -232,15 +237,11 @@ class PunctuatedRange:
             Predicate(BoundPunctuation.from_dict(p["on"]), p["is_on_key"], p["is_done"]) for p in described
         ]
         self.added = int(str(values["added"]))
-        self.intervals = IntervalSet.empty()
+        self.intervals = intervals
         kinds = [self.reader.schema.field(name).type for name in self.reader.columns]
         self.points = KeyPoints.empty(kinds if self.reader.is_hashed else [])
-        if table is None or table.num_rows == 0:
-            return
-        if self.reader.is_hashed:
+        if table is not None and table.num_rows:
             self.points = KeyPoints.from_table(table, self.reader.columns)
-        else:
-            self.intervals = IntervalSet(np.array(table["low"].to_numpy()), np.array(table["high"].to_numpy()))
 
 
 def key_punctuations(intervals: IntervalSet, column: str, kind: pa.DataType) -> list[BoundPunctuation]:

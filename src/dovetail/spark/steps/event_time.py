@@ -21,12 +21,12 @@ class EventTime:
     _begun_ms: list[int] = field(default_factory=list, compare=False)  # the first micro-batch of this process
 
     def decide(
-        self, previous: Mapping[str, StepRecord] | None, clock: BatchClock, below: Sequence[str] = ()
+        self, previous: Mapping[str, StepRecord] | None, clock: BatchClock, step: str = "", below: Sequence[str] = ()
     ) -> dict[str, Any]:
         """For the intent: the watermark and, where inputs may be idle, when rows of each were last seen.
 
-        `below` are the steps whose results a step of a cascade joins. They emit rows with times before the watermark of
-        the inputs, up to which such a step must not purge; that of the inputs still tells which rows are late.
+        `below` are the steps whose results `step`, one of a cascade, joins. They emit rows with times before the
+        watermark of the inputs, up to which it must not purge; that of the inputs still tells which rows are late.
         """
         decided: dict[str, Any] = {}
         idle = None
@@ -37,13 +37,19 @@ class EventTime:
         watermark = None if previous is None else self.watermark(previous, idle)
         if not below:
             return {"watermark": watermark, **decided}
-        return {"watermark": self._held(watermark, previous or {}, below), "late_before": watermark, **decided}
+        held = self._held(watermark, previous or {}, step, below)
+        return {"watermark": held, "late_before": watermark, **decided}
 
-    def _held(self, watermark: int | None, previous: Mapping[str, StepRecord], below: Sequence[str]) -> int | None:
-        completed = [report["completed"] for step in below if step in previous for report in previous[step].reports]
+    def _held(
+        self, watermark: int | None, previous: Mapping[str, StepRecord], step: str, below: Sequence[str]
+    ) -> int | None:
+        """The time before which no result of the steps below comes any more; it never goes back."""
+        before = previous[step].reports[0]["watermark"] if step in previous else None
+        completed = [report["completed"] for each in below for report in previous[each].reports] if previous else []
         if watermark is None or None in completed or not completed:
-            return None
-        return int(min([watermark, *completed]))
+            return before
+        held = int(min([watermark, *completed]))
+        return held if before is None else max(held, before)
 
     def watermark(self, previous: Mapping[str, StepRecord], idle: list[str] | None = None) -> int | None:
         """What the next micro-batch goes by: the slowest input that is not idle counts, and it never goes back.

@@ -190,7 +190,7 @@ class MultiJoinStep(Step):
         if self._time is None:
             return {**decided, "watermark": None}
         below = (self.takes or ()) if self.is_cascade else ()
-        return {**decided, **self._time.decide(previous, clock, below)}
+        return {**decided, **self._time.decide(previous, clock, self.name, below)}
 
     def needs_order(self, is_last: bool) -> bool:
         """Whatever arrives first, the results of a micro-batch and those still to come are the same."""
