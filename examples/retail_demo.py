@@ -186,6 +186,7 @@ class Stage:
         self.ours.start()
         self.until(lambda: self.by_us.loaded > happened.loaded_at_kill, "Dovetail does not come back")
         happened.back = time.time()
+        shops.may_end.set()
         self.screen.extend_note(number, f"; back after [green]{happened.back - happened.kill:.1f} s[/]")
         self.until(self._has_caught_up, "Dovetail does not catch up")
         happened.caught_up = time.time()
@@ -243,6 +244,7 @@ def on_stage(given: argparse.Namespace, root: Path, screen: Screen) -> Iterator[
     try:
         yield stage
     finally:
+        shops.may_end.set()
         stage.theirs.kill()
         stage.ours.stop()
         stage.ours.kill()

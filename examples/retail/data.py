@@ -1,5 +1,6 @@
 """The data of the demo: customers, orders that land in bursts, and a change of some customers."""
 
+import itertools
 import os
 import threading
 import time
@@ -82,11 +83,15 @@ class Shops(threading.Thread):
         self._zipf = Zipf(customers + customers // 50, 1.0, order="shuffled", seed=SEED)
         self._rate, self._seconds = orders_per_second, seconds
         self._chance = np.random.default_rng(SEED)
+        self.may_end = threading.Event()
+        """Set when no further orders are needed; until then they land, also beyond their time."""
 
     def run(self) -> None:
         """Land a file every quarter of a second, on average as many orders as were asked for."""
         begun = time.monotonic()
-        for number in range(round(self._seconds / _LANDING_SECONDS)):
+        for number in itertools.count():
+            if number >= round(self._seconds / _LANDING_SECONDS) and self.may_end.is_set():
+                return
             time.sleep(max(0.0, begun + number * _LANDING_SECONDS - time.monotonic()))
             is_burst = self._chance.random() < _BURST_CHANCE
             self.land(int(self._rate * _LANDING_SECONDS * (_BURST_FACTOR if is_burst else _QUIET_FACTOR)))

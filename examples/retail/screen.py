@@ -1,8 +1,7 @@
 """The demo in the terminal: bars that move, and what has happened; plain lines where there is no terminal."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -88,13 +87,6 @@ class Screen:
             self._plain_at = time.monotonic()
             for lane in self.lanes:
                 self._console.print(f"{self.elapsed_s:5.1f} s  {lane.name}: {lane.text}", highlight=False)
-
-    @contextmanager
-    def waiting(self, lane: Lane, what: str) -> Iterator[None]:
-        """Say what a lane waits for, until it no longer does."""
-        lane.text = what
-        yield
-        lane.text = ""
 
     def _drawn(self) -> RenderableType:
         grid = Table.grid(padding=(0, 1))
