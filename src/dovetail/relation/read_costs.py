@@ -25,7 +25,7 @@ _MOST_CORRECTED = 4.0  # by a single observation: a read may hang
 _LEAST_SHARE = 0.02  # of the costs to begin with
 _USUAL_GAP, _MOST_GAP_GROWTH = 8, 4  # pages; times the gap to begin with
 _LOCK = threading.Lock()  # passes are read by several threads
-_CACHED_PAGE_S = 1.5e-6  # processor time for a page in the page cache: finding room, mapping it, dropping it
+_CACHED_PAGE_S = 2e-6  # processor time for a page in the page cache: finding room, mapping it, dropping it
 
 
 @dataclass
