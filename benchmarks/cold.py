@@ -3,8 +3,9 @@
 Axes: the stream's keys (Zipf's law with exponent 1, uniform), the contender. Each contender runs alone in a process of
 its own, in a cgroup whose limit counts the page cache; the table's pages are dropped first. DuckDB scans Parquet with a
 memory limit; LMDB and RocksDB look every distinct key up once, by `getmulti` and `multi_get` on two threads, and only
-those calls are timed. Dovetail joins: it finds the distinct keys, looks them up and makes the output, on one thread.
-`--spark` adds Spark's own join of one batch, in the same cgroup.
+those calls are timed. `lookup` and `auto` are Dovetail's operators in process: they find the distinct keys, look them
+up and make the output, on one thread. `enrich` is `dovetail.enrich` on Spark with its default, JVM and workers in the
+limit. `--spark` adds Spark's own join of one batch.
 
     make bench-cold                                     # 60 M rows in 4 GB: 36 GB of disk, about an hour
     make bench-cold ARGS="--rows 6000000 --limit 400"   # a minute or two after the data is made
@@ -61,16 +62,22 @@ def main() -> int:
         print(f"{error} Without a limit the table is in the page cache, and there is nothing to measure.")
         return _NO_LIMIT
     paths = make(options.directory, options.rows, ["parquet", *(DATA_OF[name] for name in names)])
+    began_load = os.getloadavg()[0]
     device = device_reads_per_s(paths[DATA_OF[names[0]]])
     figures = [figure for name in names for figure in _figures_of(name, paths[DATA_OF[name]], options)]
     _require_agreement(figures)
-    print(f"{options.rows:,} rows of 120 bytes, limit {options.limit} MiB, {options.tuples:,} tuples per micro-batch")
+    print(
+        f"{options.rows:,} rows of 120 bytes, limit {options.limit} MiB, {options.tuples:,} tuples per micro-batch; "
+        f"load {began_load:.1f} before, {os.getloadavg()[0]:.1f} after"
+    )
     print("reads of 4 KiB per second by depth: " + ", ".join(f"{depth}: {rate:,.0f}" for depth, rate in device.items()))
     print(table(figures, max(device.values())))
     if options.json is not None:
         document = {
             "rows": options.rows,
             "limit_mib": options.limit,
+            "tuples": options.tuples,
+            "load": [began_load, os.getloadavg()[0]],
             "device_reads_per_s": device,
             "figures": [{**asdict(figure), "median_s": figure.median_s} for figure in figures],
         }
@@ -85,7 +92,7 @@ def _figures_of(name: str, path: Path, options: argparse.Namespace) -> list[Figu
         path=str(path.absolute()),
         rows=options.rows,
         tuples=options.tuples,
-        batches=2 if name == "spark" else options.batches,
+        batches=1 if name == "spark" else options.batches,
         limit_bytes=options.limit << 20,
         exponents=(1.0, 0.0),
     )

@@ -1,9 +1,9 @@
 """Who looks up: each runs alone in a process within the memory limit and reports seconds and bytes read per batch."""
 
+import contextlib
 import json
 import mmap
 import os
-import resource
 import statistics
 import sys
 import time
@@ -48,6 +48,7 @@ class Figure:
     tuples: int
     seconds: list[float]
     read_bytes: list[int]
+    cpu_seconds: list[float]  # of all its processes
     distinct: int
     checksum: int
     anonymous_bytes: int
@@ -55,6 +56,10 @@ class Figure:
     @property
     def median_s(self) -> float:
         return statistics.median(self.seconds[len(self.seconds) // 2 :])
+
+    @property
+    def median_cpu_s(self) -> float:
+        return statistics.median(self.cpu_seconds[len(self.cpu_seconds) // 2 :])
 
     @property
     def median_read_bytes(self) -> float:
@@ -66,24 +71,55 @@ def run(work: Work) -> None:
     opened = _OPENERS[work.contender](work)
     figures = []
     for exponent in work.exponents:
-        seconds, read, checksum, distinct = [], [], 0, 0
+        seconds, read, cpu, checksum, distinct = [], [], [], 0, 0
         for number in range(work.batches):
             keys = keys_of_batch(work.rows, work.tuples, exponent, number)
             distinct = int(np.unique(keys).size)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+            before = _used()
             taken, found = opened(keys)
+            after = _used()
             seconds.append(taken)
-            read.append(512 * (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before))
+            read.append(after[0] - before[0])
+            cpu.append(after[1] - before[1])
             checksum ^= found
-        figures.append(
-            asdict(Figure(work.contender, exponent, work.tuples, seconds, read, distinct, checksum, _anonymous_bytes()))
-        )
+        anonymous_bytes = _anonymous_bytes()
+        figure = Figure(work.contender, exponent, work.tuples, seconds, read, cpu, distinct, checksum, anonymous_bytes)
+        figures.append(asdict(figure))
     json.dump(figures, sys.stdout)
 
 
+def _processes() -> list[Path]:
+    """This process and all below it: Spark's driver and its Python workers, too."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    found = [os.getpid()]
+    for number in found:
+        found += children.get(number, [])
+    return [Path("/proc") / str(number) for number in found]
+
+
+def _used() -> tuple[int, float]:
+    """Bytes read from the device and seconds of processor time, of all these processes."""
+    read_bytes, ticks = 0, 0
+    for process in _processes():
+        with contextlib.suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+            read_bytes += int((process / "io").read_text().partition("\nread_bytes: ")[2].split()[0])
+    return read_bytes, ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _anonymous_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    """Of all these processes."""
+    total = 0
+    for process in _processes():
+        with contextlib.suppress(OSError):
+            lines = (process / "status").read_text().splitlines()
+            total += next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
+    return total
 
 
 # -------------------------------------------------------------------- Dovetail
@@ -92,20 +128,25 @@ def _anonymous_bytes() -> int:
 def _open_join(work: Work, kind: str) -> LookUp:
     from dovetail.core.memory import Budget
     from dovetail.joins import AutoJoin, LookupJoin
+    from dovetail.joins.calibration import host_costs
+    from dovetail.joins.explaining import expect_read_costs
     from dovetail.joins.spec import JoinSpec
 
     relation = Relation.open(work.path)
     reader = relation.reader(["sk", "pay"])
     budget = Budget(max(64 << 20, relation.stats.bytes // 20))
     spec = JoinSpec(reader, _SCHEMA, (("k", "k"),), budget=budget)
-    join = (LookupJoin if kind == "lookup" else AutoJoin)(spec)
+    expect_read_costs(reader, host_costs())
+    # As a task of `enrich` does, and as a shard of a flow does.
+    join = LookupJoin(spec, sweeps=True) if kind == "lookup" else AutoJoin(spec)
+    together = 1 << 20 if kind == "lookup" else 65_536
 
     def look_up(keys: Int64Array) -> tuple[float, int]:
         batch = pa.record_batch({"__code": keys, "k": keys, "v": keys}, schema=_SCHEMA)
         began = time.monotonic()
         found, rows = 0, 0
-        for start in range(0, len(keys), 65_536):
-            for result in join.offer(batch.slice(start, 65_536)):
+        for start in range(0, len(keys), together):
+            for result in join.offer(batch.slice(start, together)):
                 found, rows = found + _sum(result), rows + result.num_rows
         for result in join.drain():
             found, rows = found + _sum(result), rows + result.num_rows
@@ -142,25 +183,47 @@ def _open_duckdb(work: Work) -> LookUp:
     return look_up
 
 
-def _open_spark(work: Work) -> LookUp:
+def _session(work: Work, share: float) -> Any:
+    """Spark with so much of the limit for its heap."""
     from pyspark.sql import SparkSession
 
-    memory_mib = work.limit_bytes * 6 // 10 >> 20
-    settings = {"spark.driver.memory": f"{memory_mib}m", "spark.sql.shuffle.partitions": "8"}
-    spark = SparkSession.builder.master(f"local[{_THREADS}]").config(map=settings).getOrCreate()
-    relation = spark.read.parquet(work.path)
+    settings = {
+        "spark.driver.memory": f"{int(work.limit_bytes * share) >> 20}m",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    return SparkSession.builder.master(f"local[{_THREADS}]").config(map=settings).getOrCreate()
 
+
+def _joined_by(spark: Any, join: Callable[[Any], Any]) -> LookUp:
     def look_up(keys: Int64Array) -> tuple[float, int]:
-        stream = spark.createDataFrame(pa.table({"k": keys})).cache()
+        stream = spark.createDataFrame(pa.table({"k": keys})).repartition(_THREADS).cache()
         stream.count()
         began = time.monotonic()
-        joined = stream.join(relation, "k").selectExpr("count(*)", "sum(sk)", "max(pay)").collect()[0]
+        joined = join(stream).selectExpr("count(*)", "sum(sk)", "max(pay)").collect()[0]
         taken = time.monotonic() - began
         stream.unpersist()
         assert joined[0] == len(keys)
         return taken, int(joined[1])
 
     return look_up
+
+
+def _open_spark(work: Work) -> LookUp:
+    spark = _session(work, 0.6)
+    relation = spark.read.parquet(work.path)
+    return _joined_by(spark, lambda stream: stream.join(relation, "k"))
+
+
+def _open_enrich(work: Work) -> LookUp:
+    """What a user of `dovetail.enrich` gets by default; only the budget is given."""
+    import dovetail as dt
+
+    spark = _session(work, 0.25)
+    relation = Relation.open(work.path)
+    budget = relation.stats.bytes // 20
+    return _joined_by(spark, lambda stream: dt.enrich(stream, relation, budget=budget))
 
 
 def _by_key(get: Callable[[list[bytes]], list[bytes]]) -> LookUp:
@@ -203,6 +266,7 @@ def _open_rocksdb(work: Work) -> LookUp:
 _OPENERS: dict[str, Callable[[Work], LookUp]] = {
     "lookup": lambda work: _open_join(work, "lookup"),
     "auto": lambda work: _open_join(work, "auto"),
+    "enrich": _open_enrich,
     "duckdb": _open_duckdb,
     "lmdb": _open_lmdb,
     "rocksdb": _open_rocksdb,
@@ -211,6 +275,7 @@ _OPENERS: dict[str, Callable[[Work], LookUp]] = {
 DATA_OF = {
     "lookup": "relation",
     "auto": "relation",
+    "enrich": "relation",
     "duckdb": "parquet",
     "lmdb": "lmdb",
     "rocksdb": "rocksdb",

@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
+_MOST_WAIT_S = 60
 
 
 class NoMemoryLimitError(Exception):
@@ -52,7 +54,15 @@ def memory_limit(limit_bytes: int) -> Iterator[MemoryLimit]:
     except OSError as error:
         raise NoMemoryLimitError(f"{group / setting} cannot be set: {error.strerror}.") from None
     finally:
+        _wait_until_empty(group)
         group.rmdir()
+
+
+def _wait_until_empty(group: Path) -> None:
+    """Wait for processes that their parent has left behind, such as Spark's driver: they end by themselves."""
+    until_s = time.monotonic() + _MOST_WAIT_S
+    while (group / "cgroup.procs").read_text().strip() and time.monotonic() < until_s:
+        time.sleep(0.1)
 
 
 def drop_pages(directory: Path) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from cold_bench.contenders import Figure
 
-_OURS = ("lookup", "auto")
+_OURS = ("lookup", "auto", "enrich")
 
 
 def table(figures: list[Figure], device_reads_per_s: float) -> str:
     """One line per contender and distribution; ratios are to the faster of our joins."""
     lines = [
-        f"{'contender':<10}{'keys':<9}{'first ms':>10}{'median ms':>10}{'MB read':>9}{'reads/row':>10}"
+        f"{'contender':<10}{'keys':<9}{'first ms':>10}{'median ms':>10}{'CPU s':>8}{'MB read':>9}{'reads/row':>10}"
         f"{'of device':>10}{'ratio':>8}"
     ]
     for exponent in sorted({figure.exponent for figure in figures}, reverse=True):
@@ -22,7 +22,7 @@ def table(figures: list[Figure], device_reads_per_s: float) -> str:
             ratio = "" if best is None else f"{figure.median_s / best:.2f}"
             lines.append(
                 f"{figure.contender:<10}{'Zipf 1' if exponent else 'uniform':<9}{figure.seconds[0] * 1000:>10,.0f}"
-                f"{figure.median_s * 1000:>10,.0f}{figure.median_read_bytes / 1e6:>9,.0f}"
+                f"{figure.median_s * 1000:>10,.0f}{figure.median_cpu_s:>8.2f}{figure.median_read_bytes / 1e6:>9,.0f}"
                 f"{reads / figure.distinct:>10.2f}{share:>10.0%}{ratio:>8}"
             )
     return "\n".join(lines)

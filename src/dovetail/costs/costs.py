@@ -6,6 +6,7 @@ All costs are in seconds, all sizes in bytes. The table maps our names to the pa
 field                  symbol     cost of
 =====================  =========  ================================================================
 `read_seconds(n)`      c_I/O      reading a block of n bytes: call + seek, if any, + n / bandwidth
+`page_read_s`          (ours)     reading one random page, by the number of reads under way together
 `probe_s`              c_H        looking up one relation row in the window (H, H_S)
 `cache_probe_s`        c_H        looking up one stream tuple in the cache (H_R)
 `output_s`             c_O        creating one result tuple
@@ -96,6 +97,7 @@ class CostFactors:
     seek_s: float
     bandwidth_bytes_per_s: float
     read_call_s: float = 0.0
+    page_read_s: Curve = _ZERO
     probe_s: Curve = _ZERO
     cache_probe_s: Curve = _ZERO
     output_s: float = 0.0
@@ -154,7 +156,13 @@ class CostFactors:
 
     def with_disk(self, *, seek_s: float, bandwidth_bytes_per_s: float, read_call_s: float = 0.0) -> Self:
         """Keep the CPU costs and replace the disk, for example with a simulated one."""
-        return replace(self, seek_s=seek_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s, read_call_s=read_call_s)
+        return replace(
+            self,
+            seek_s=seek_s,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            read_call_s=read_call_s,
+            page_read_s=_ZERO,
+        )
 
     def with_faster(self, *, disk: float = 1.0, cpu: float = 1.0) -> Self:
         """Divide the costs of disk and CPU, to predict the effect of faster ones."""
@@ -162,6 +170,7 @@ class CostFactors:
             "seek_s": self.seek_s / disk,
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s * disk,
             "read_call_s": self.read_call_s / disk,
+            "page_read_s": self.page_read_s.scaled(1.0 / disk),
         }
         for field in fields(self):
             if field.name not in changed:

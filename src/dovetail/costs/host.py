@@ -25,7 +25,7 @@ from dovetail.kernels.hashing import FORCE_BUCKETS
 __all__ = ["MAX_AGE_DAYS", "HostCosts", "default_path", "fingerprint", "load_costs", "store_costs"]
 
 MAX_AGE_DAYS = 30.0
-_FORMAT = 4
+_FORMAT = 5
 _LOG = logging.getLogger("dovetail")
 _SAID: set[tuple[Path, str]] = set()
 

@@ -47,7 +47,7 @@ from dovetail.joins.cache.from_lookups import LearnsFromLookups
 from dovetail.joins.cache.front import CacheFront
 from dovetail.joins.cache.policy import CachePolicy
 from dovetail.joins.engine import Phases, SemiStreamOperator, require_equality
-from dovetail.joins.explaining import BATCH_ROWS, factors_for, plan_of
+from dovetail.joins.explaining import BATCH_ROWS, DEVICE_READ_S, factors_for, plan_of
 from dovetail.joins.memory_plan import MemoryPlan, with_blocks_in_place
 from dovetail.joins.phases.admission import Admission, Offered
 from dovetail.joins.phases.auto_scan import AutoScan
@@ -194,11 +194,12 @@ class AutoJoin(SemiStreamOperator):
         capacity = max(1, self.window_capacity)
         if looks_up:
             missed_s = choice.corrected_lookup_seconds(BATCH_ROWS) / BATCH_ROWS
-            read_s = 2 * choice.page_seconds if choice.waits_for_device else 0.0
+            is_device = choice.page_seconds > DEVICE_READ_S
+            read_s = 2 * choice.page_seconds if is_device else choice.lookup_read_seconds(BATCH_ROWS) / BATCH_ROWS
         else:
             missed_s = choice.scan_seconds(choice.leaves_early, capacity)
             whole_s = self.spec.shard.num_rows * self.spec.shard.row_bytes / factors.bandwidth_bytes_per_s
-            read_s = whole_s * choice.cycles_waited / capacity
+            read_s = (whole_s + choice.scan_read_seconds()) * choice.cycles_waited / capacity
         hit_s = factors.cache_probe_s.at(max(1, len(self._border.cache))) + factors.output_s
         per_tuple = factors.stream_read_s + hit_ratio * hit_s + (1.0 - hit_ratio) * missed_s
         read_s *= 1.0 - hit_ratio
@@ -239,7 +240,11 @@ class _Intake:
         lookup.source = CachedRows(cache, state) if len(cache) else IndexedRows(state)
         lookup.observe = learning.observe if learning is not None and choice.waits_for_device else None
         predicted_s = choice.lookup_seconds(len(offered))
-        yield from timed(lookup.accept(offered), lambda seconds: choice.note_lookup(seconds, predicted_s))
+        yield from timed(
+            lookup.accept(offered),
+            lambda seconds: choice.note_lookup(seconds, predicted_s),
+            may_wait=choice.waits_for_device,
+        )
 
     def _has_room(self) -> bool:
         """Whether lookups have room; an empty window gives up its memory."""
@@ -262,7 +267,9 @@ class _Disk:
         if may_look_up and self._lookup.has_room and choice.prefers_lookup(waiting):
             predicted_s = choice.lookup_seconds(waiting)
             work = self._lookup.answer_waiting(self._leaving, self._scan.met_rows)
-            yield from timed(work, lambda seconds: choice.note_lookup(seconds, predicted_s))
+            yield from timed(
+                work, lambda seconds: choice.note_lookup(seconds, predicted_s), may_wait=choice.waits_for_device
+            )
             self._stayed = state.pending, state.entered
             if not state.pending:
                 return
@@ -272,7 +279,7 @@ class _Disk:
             rows = state.metrics.relation_rows_read - read_before
             choice.note_scan(seconds, choice.step_seconds(rows, waiting, state.metrics.tuples_left - left_before))
 
-        yield from timed(self._scan.step(), note)
+        yield from timed(self._scan.step(), note, may_wait=choice.waits_for_device)
 
     def before_accept(self) -> Iterator[pa.RecordBatch]:
         return self._scan.before_accept()

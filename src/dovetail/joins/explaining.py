@@ -19,7 +19,15 @@ from dovetail.relation.io import SimulatedDisk
 if TYPE_CHECKING:
     from dovetail.joins.engine import SemiStreamOperator
 
-__all__ = ["BATCH_ROWS", "DEVICE_READ_S", "explain_operator", "factors_for", "lookup_cost", "plan_of"]
+__all__ = [
+    "BATCH_ROWS",
+    "DEVICE_READ_S",
+    "expect_read_costs",
+    "explain_operator",
+    "factors_for",
+    "lookup_cost",
+    "plan_of",
+]
 
 _DIRECT_READ_S = 1e-4
 _MEMORY_BYTES_PER_S = 20e9
@@ -65,6 +73,18 @@ def factors_for(shard: RelationShard, host: HostCosts | None = None) -> CostFact
         # A block takes one read for its codes and one or two per column; each waits for the disk.
         return replace(cpu, read_call_s=_DIRECT_READ_S * (1 + len(shard.schema)))
     return cpu
+
+
+def expect_read_costs(shard: RelationShard, host: HostCosts | None) -> None:
+    """Let a shard's reads begin with the costs that were measured on this host, if any were."""
+    costs = shard.read_costs
+    if host is None or costs is None:
+        return
+    deepest_s = min((read_s for _, read_s in host.direct.page_read_s.points), default=0.0)
+    page_s = PAGE_BYTES / host.direct.bandwidth_bytes_per_s
+    if deepest_s > 0.0:
+        # A read takes its transfer besides; on a loaded machine, the difference may come out too small.
+        costs.begin_with(max(deepest_s - page_s, page_s), page_s)
 
 
 def lookup_cost(shard: RelationShard, factors: CostFactors, tuples: float) -> LoopCost:

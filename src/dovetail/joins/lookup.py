@@ -41,6 +41,9 @@ class LookupJoin(SemiStreamOperator):
         Rows of some values, which are looked up here first; None: no cache.
     observe
         Called with the codes of every batch, their frequencies, and what was found.
+    sweeps
+        Whether as many tuples of a batch as the budget has room for are looked up together, in one pass over the
+        relation. For rows that are read from a device: the more of them are read together, the less each costs.
 
     Examples
     --------
@@ -57,12 +60,20 @@ class LookupJoin(SemiStreamOperator):
 
     kind = "lookup"
 
-    def __init__(self, spec: JoinSpec, *, cache: RowCache | None = None, observe: Observe | None = None) -> None:
+    def __init__(
+        self,
+        spec: JoinSpec,
+        *,
+        cache: RowCache | None = None,
+        observe: Observe | None = None,
+        sweeps: bool = False,
+    ) -> None:
         require_equality(self.kind, spec)
         state = JoinState(self.kind, spec, partial(plan_lookups, self.kind))
         state.ledger.reserve("index", spec.shard.index_bytes)
         source = IndexedRows(state) if cache is None else CachedRows(cache, state)
         lookup = Lookup(state, source, observe)
+        lookup.sweeps = sweeps
         super().__init__(Phases(state, lookup, _NothingWaits(), alone=lookup.alone))
 
 

@@ -10,6 +10,7 @@ A page's checksum is the lower half of its ``XXH64``. Parts of a file that belon
 import ctypes
 import errno
 import mmap
+import os
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,15 @@ from dovetail.kernels.spark_hash import _P1, _P2, _P4, _avalanche, _rotl, _round
 
 __all__ = [
     "PAGE_BYTES",
+    "absent_pages",
     "ask_for_pages",
     "check_pages",
+    "drop_pages",
     "find_code_pages",
     "find_row_pages",
     "find_value_pages",
     "is_readable",
+    "merge_ranges",
     "page_sums",
     "populate_pages",
     "read_around_faults",
@@ -39,6 +43,8 @@ PAGE_BYTES = 4096
 _PAGE_WORDS = PAGE_BYTES // 8
 _ASKED_PAGES = 32  # the kernel may cut a longer request to its read-ahead window, which is 128 KiB by default
 _WILL_NEED = getattr(mmap, "MADV_WILLNEED", 3)
+_UNMAP = getattr(mmap, "MADV_DONTNEED", 4)
+_DROP = getattr(os, "POSIX_FADV_DONTNEED", 4)
 _POPULATE_READ = 22  # Linux 5.14: like touching each page, but a failed read is an error and not a SIGBUS
 _UNREADABLE = (errno.EFAULT, errno.EIO, 133)  # 133: EHWPOISON, which Python has no name for
 _PAGE_BITS = 15  # of a bit's place in a file
@@ -51,11 +57,17 @@ Pages = tuple[Int64Array, Int64Array]
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _LIBRARY.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+_LIBRARY.mincore.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
+_LIBRARY.posix_fadvise.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
 if config.DISABLE_JIT:
     _madvise: Any = _LIBRARY.madvise
+    _mincore: Any = _LIBRARY.mincore
+    _fadvise: Any = _LIBRARY.posix_fadvise
 else:
     # By name, not by address: compiled code that holds an address cannot be kept for the next process.
     _madvise = types.ExternalFunction("madvise", types.int32(types.uint64, types.uint64, types.int32))
+    _mincore = types.ExternalFunction("mincore", types.int32(types.uint64, types.uint64, types.uint64))
+    _fadvise = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 
 
 # -------------------------------------------------------------------- checksums
@@ -193,7 +205,83 @@ def populate_pages(address: int, pages: Pages) -> int:
         start = at + 1
 
 
+# -------------------------------------------------------------------- what is in memory
+
+
+@njit(cache=True, nogil=True)
+def _absent_pages(address: Any, firsts: Any, lasts: Any, is_there: Any, out_first: Any, out_last: Any) -> Any:
+    """Returns the number of ranges; if they do not fit, the rest counts as in memory."""
+    count = 0
+    for i in range(firsts.size):
+        first = firsts[i]
+        while first <= lasts[i]:
+            pages = min(is_there.size, lasts[i] + 1 - first)
+            if _mincore(address + first * PAGE_BYTES, pages * PAGE_BYTES, is_there.ctypes.data) != 0:
+                return count
+            for page in range(first, first + pages):
+                if is_there[page - first] & 1:
+                    continue
+                if count and out_last[count - 1] == page - 1:
+                    out_last[count - 1] = page
+                elif count == out_first.size:
+                    return count
+                else:
+                    out_first[count] = page
+                    out_last[count] = page
+                    count += 1
+            first += pages
+    return count
+
+
+def absent_pages(address: int, pages: Pages) -> Pages:
+    """Which pages of a mapping at this address are not in memory; none if the kernel does not say."""
+    most = int((pages[1] - pages[0] + 1).sum())
+    first, last = np.empty((2, most // 2 + pages[0].size + 1), np.int64)
+    is_there = np.empty(1024, np.uint8)
+    count = int(_absent_pages(address, *pages, is_there, first, last))
+    return first[:count], last[:count]
+
+
+@njit(cache=True, nogil=True)
+def _drop_pages(descriptor: Any, address: Any, firsts: Any, lasts: Any) -> None:
+    for i in range(firsts.size):
+        start, size = firsts[i] * PAGE_BYTES, (lasts[i] + 1 - firsts[i]) * PAGE_BYTES
+        # Pages that a process has mapped are not dropped, our own included.
+        _madvise(address + start, size, _UNMAP)
+        _fadvise(descriptor, start, size, _DROP)
+
+
+def drop_pages(descriptor: int, address: int, pages: Pages) -> None:
+    """Remove pages of a file, mapped at this address, from memory; those that other processes have mapped stay."""
+    _drop_pages(descriptor, address, *pages)
+
+
 # -------------------------------------------------------------------- which pages
+
+
+@njit(cache=True)
+def _merge_ranges(firsts: Any, lasts: Any, most_gap: Any, out_first: Any, out_last: Any) -> Any:
+    count = 0
+    for i in range(firsts.size):
+        if count and out_first[count - 1] <= firsts[i] <= out_last[count - 1] + 1 + most_gap:
+            out_last[count - 1] = max(lasts[i], out_last[count - 1])
+        else:
+            out_first[count] = firsts[i]
+            out_last[count] = lasts[i]
+            count += 1
+    return count
+
+
+def merge_ranges(pages: Pages, most_gap: int) -> Pages:
+    """Join ranges with at most so many pages between them, so that one read serves both.
+
+    >>> first, last = merge_ranges((np.array([0, 3, 9]), np.array([0, 4, 9])), 2)
+    >>> first.tolist(), last.tolist()
+    ([0, 9], [4, 9])
+    """
+    first, last = np.empty((2, pages[0].size), np.int64)
+    count = int(_merge_ranges(*pages, most_gap, first, last))
+    return first[:count], last[:count]
 
 
 @njit(cache=True)

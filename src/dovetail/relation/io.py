@@ -134,13 +134,13 @@ class PreadFile:
                 ) from None
             raise
         self._path = path
-        self._arena = arena
+        self.arena = arena
         self._align = PAGE_BYTES if direct else 1
 
     def read(self, offset: int, length: int) -> pa.Buffer:
         """Read bytes ``[offset, offset + length)`` of the file."""
         start = offset // self._align * self._align
-        room = self._arena.take(offset + length - start)
+        room = self.arena.take(offset + length - start)
         stop = -(-(offset + length) // self._align) * self._align
         at = start
         while at < offset + length:

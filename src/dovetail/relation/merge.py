@@ -38,7 +38,8 @@ def merge_segments(
         sources, rows = merge_sorted_runs(runs, cursors, step_rows)
         if not len(sources):
             break
-        pieces, codes, order = [], [], []
+        pieces: list[pa.RecordBatch] = []
+        codes, order = [], []
         for number, (reader, run) in enumerate(zip(readers, runs, strict=True)):
             mine = np.flatnonzero(sources == number)
             wanted = rows[mine]

@@ -15,6 +15,7 @@ from dovetail.core.errors import PlanError
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.format import RelationStats, ShardStats
 from dovetail.relation.io import Disk, IoMode
+from dovetail.relation.read_costs import ReadCosts
 from dovetail.relation.shard_reader import Block, ShardReader
 
 __all__ = ["RelationReader"]
@@ -121,12 +122,12 @@ class RelationReader:
         for first, batch in self.gather_ascending(ascending):
             yield order[first : first + batch.num_rows], batch
 
-    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def gather_ascending(self, positions: Int64Array, *, in_pass: bool = False) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Return the rows at ascending positions, in pieces; see :meth:`ShardReader.gather_ascending`."""
         bounds = np.searchsorted(positions, self._bases).tolist()
         for shard, base, low, high in zip(self._shards, self._bases.tolist(), bounds, bounds[1:], strict=False):
             if low < high:
-                for first, batch in shard.gather_ascending(positions[low:high] - base):
+                for first, batch in shard.gather_ascending(positions[low:high] - base, in_pass=in_pass):
                     yield low + first, batch
 
     def widest(self, start: int, stop: int) -> int:
@@ -195,6 +196,20 @@ class RelationReader:
     def row_bytes(self) -> float:
         """Mean bytes of a projected row in memory."""
         return sum(shard.row_bytes * shard.num_rows for shard in self._shards) / max(1, self.num_rows)
+
+    def absent_share(self) -> float:
+        """The share of the rows that is not in memory, from a sample of pages."""
+        return sum(shard.absent_share() * shard.num_rows for shard in self._shards) / max(1, self.num_rows)
+
+    @property
+    def pass_bytes(self) -> int:
+        """What reading whole record batches holds at a time."""
+        return max(shard.pass_bytes for shard in self._shards)
+
+    @property
+    def read_costs(self) -> ReadCosts | None:
+        """The costs of reads of the device; None if the rows are not mapped."""
+        return self._shards[0].read_costs
 
     @property
     def num_segments(self) -> int:

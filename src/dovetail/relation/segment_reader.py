@@ -16,11 +16,16 @@ from dovetail.core.arrays import UInt32Array
 from dovetail.core.errors import RelationCorrupt
 from dovetail.kernels.pages import PAGE_BYTES, find_code_pages
 from dovetail.kernels.sorted_codes import group_by_block, lookup_sorted
-from dovetail.relation.format import FENCE_STRIDE, Deletions, Segment
+from dovetail.relation.deletions import load_deletions, missing_file
+from dovetail.relation.drop_behind import DropBehind
+from dovetail.relation.format import FENCE_STRIDE, Segment
 from dovetail.relation.io import Arena, IoMode, PreadFile
-from dovetail.relation.paged_file import PagedFile, chunks, pages_of_bytes
+from dovetail.relation.paged_file import Asked, PagedFile, chunks, count_read_ahead, pages_of_bytes
+from dovetail.relation.pages_ahead import PagesAhead, ScanAhead, read_parts
+from dovetail.relation.read_costs import ReadCosts
 from dovetail.relation.row_pages import RowPages
 from dovetail.relation.row_ranges import read_rows
+from dovetail.relation.whole_batches import WholeBatches
 from dovetail.relation.widths import row_widths, widest_row
 from dovetail.storage.digests import digest_of
 from dovetail.storage.files import RelationFiles
@@ -29,7 +34,8 @@ from dovetail.storage.verified import verification_marks
 Int64Array = npt.NDArray[np.int64]
 
 _ROWS_CHECKED, _CODES_CHECKED = 1, 2
-_MOST_PAGES_AHEAD = 8_192  # asked for at once: more could leave a small memory before they are used
+_MOST_PAGES_AHEAD = 8_192  # under way at once: more could leave a small memory before they are used
+_FEWEST_ROWS_AHEAD = 1_024  # in a block of a scan: asking for less costs more than reading around faults
 _BATCHES_AT_ONCE = 4  # verified whole by a lookup whose pages are in memory
 _PREFIX_BYTES = 8  # of a message: a mark, and the length of the rest of its head
 _USUAL_HEAD_BYTES = 1024  # of a record batch, in front of its columns
@@ -47,8 +53,9 @@ class SegmentReader:
         columns: Sequence[str],
         io: IoMode,
         arena: Arena,  # the block buffer of "buffered" and "direct" reads, shared by the segments of a shard
+        drops: DropBehind = DropBehind(),  # noqa: B008 -- immutable
     ) -> None:
-        self._files, self._segment, self._schema = files, segment, schema
+        self._files, self._segment, self._schema, self._drops = files, segment, schema, drops
         self._column_numbers = [schema.get_field_index(name) for name in columns]
         self.projected = pa.schema([schema.field(i) for i in self._column_numbers])
         self._base = f"data/{shard}/{segment.name}"
@@ -63,6 +70,8 @@ class SegmentReader:
         # Mapped now, verified on first use: a vacuum may remove the files of an open reader.
         self._rows_file: PagedFile | None = None
         self._codes_file: PagedFile | None = None
+        self._whole: WholeBatches | None = None
+        self._used_codes: Asked | None = None  # of the last block of a scan
         self._marks = np.empty(0, np.uint8)
         if files.local is not None:
             self._map_files()
@@ -90,6 +99,10 @@ class SegmentReader:
             opened[kind] = PagedFile(self._path(kind), mapped[kind], content[kind], own_sums, own_marks)
         self._rows_file, self._codes_file = opened["rows"], opened.get("codes")
         self._row_pages = RowPages(mapped["rows"], len(self._batch_rows))
+        self._scan = ScanAhead(self._rows_file, self._drops)
+        if sums is not None and self._column_numbers:
+            places = self._batch_offsets, self._segment.rows_bytes
+            self._whole = WholeBatches(self._rows_file, *places, self._schema, self._column_numbers)
         self._is_batch_verified = np.zeros(len(self._batch_rows), np.bool_)
 
     # ---------------------------------------------------------------- rows
@@ -138,6 +151,13 @@ class SegmentReader:
         file = self._rows_file
         if file is None:
             return
+        rows = stop - start
+        if self._pread is None and file.has_sums and rows >= _FEWEST_ROWS_AHEAD and self._column_numbers:
+            file.require_whole()
+            file.ahead.begin(self._pages_of_rows(rows))
+            if file.ahead.is_on:
+                self._scan.read((number, start, stop), self._following(number, stop, rows), self._pages_of_block)
+                return
         file.begin_scan()
         if not file.has_sums or self._is_verified(file, number):
             return
@@ -146,6 +166,21 @@ class SegmentReader:
         else:
             file.verify(self._row_pages.of_row_range(number, start, stop))
             file.verify(self._row_pages.of_value_range(number, start, stop))
+
+    def _pages_of_rows(self, rows: int) -> int:
+        return 1 + int(rows * self._segment.rows_bytes / max(1, self.rows)) // PAGE_BYTES
+
+    def _following(self, number: int, start: int, rows: int) -> tuple[int, int, int] | None:
+        """The block that a scan in blocks of so many rows reads next."""
+        if start == self._batch_rows[number]:
+            number, start = number + 1, 0
+        if number == len(self._batch_rows):
+            return None
+        return number, start, min(start + rows, int(self._batch_rows[number]))
+
+    def _pages_of_block(self, block: tuple[int, int, int]) -> PagesAhead:
+        self._batch(block[0])
+        return PagesAhead(self._row_pages.of_row_range(*block), lambda: self._row_pages.of_value_range(*block))
 
     def _is_verified(self, file: PagedFile, number: int) -> bool:
         """Whether all pages of a record batch are verified."""
@@ -159,16 +194,27 @@ class SegmentReader:
         file.verify(pages_of_bytes(offset, offset + length))
         self._is_batch_verified[number] = True
 
-    def gather(self, positions: Int64Array) -> list[pa.RecordBatch]:
-        """Return the rows at ascending positions, one piece per record batch."""
+    def gather(self, positions: Int64Array, *, in_pass: bool = False) -> Iterator[pa.RecordBatch]:
+        """The rows at ascending positions, one piece per record batch.
+
+        With `in_pass`, whole record batches are read past the page cache where that is cheaper; see `pass_bytes`.
+        """
         numbers, offsets = group_by_block(positions, self._starts[:-1])
-        pieces = []
         groups = list(zip(numbers.tolist(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+        if in_pass and self._whole is not None and self._whole.pays(numbers, positions.size):
+            count_read_ahead(positions.size)  # each row would have been a page
+            for (number, low, high), batch in zip(groups, self._whole.read(numbers), strict=True):
+                yield pc.take(batch, pa.array(positions[low:high] - self._starts[number]), boundscheck=False)
+            return
         for first, stop in self._prepared(positions, numbers, offsets):
             for number, low, high in groups[first:stop]:
                 inside = positions[low:high] - self._starts[number]
-                pieces.append(pc.take(self._batch(number), pa.array(inside), boundscheck=False))
-        return pieces
+                yield pc.take(self._batch(number), pa.array(inside), boundscheck=False)
+
+    @property
+    def pass_bytes(self) -> int:
+        """What reading whole record batches holds at a time."""
+        return 0 if self._whole is None else self._whole.held_bytes
 
     def prepared(self, positions: Int64Array) -> Iterator[tuple[int, int]]:
         """Read and verify the rows at ascending positions, part by part: ranges of positions that are ready."""
@@ -190,15 +236,17 @@ class SegmentReader:
         if not file.ahead.is_on and self._are_verified(file, numbers):
             yield 0, numbers.size
             return
-        most_rows = max(1, _MOST_PAGES_AHEAD // self._row_pages.pages_per_row)
-        for first, stop in chunks(offsets, most_rows):
+        # One part is used while the next is read.
+        most_rows = max(1, _MOST_PAGES_AHEAD // 2 // self._row_pages.pages_per_row)
+
+        def pages_of(part: tuple[int, int]) -> PagesAhead:
+            first, stop = part
             groups = numbers[first:stop], offsets[first : stop + 1] - offsets[first]
-            part = positions[offsets[first] : offsets[stop]]
-            rows = part - np.repeat(self._starts[groups[0]], np.diff(groups[1]))
-            file.need(self._row_pages.of_rows(groups, rows))
-            if with_values:
-                file.need(self._row_pages.of_values(groups, rows))
-            yield first, stop
+            rows = positions[offsets[first] : offsets[stop]] - np.repeat(self._starts[groups[0]], np.diff(groups[1]))
+            values = (lambda: self._row_pages.of_values(groups, rows)) if with_values else None
+            return PagesAhead(self._row_pages.of_rows(groups, rows), values)
+
+        yield from read_parts(file, list(chunks(offsets, most_rows)), pages_of, self._drops)
 
     def _are_verified(self, file: PagedFile, numbers: Int64Array) -> bool:
         """Whether these record batches are verified, after verifying a few of them; for pages that are in memory.
@@ -302,13 +350,28 @@ class SegmentReader:
         if file is None or not file.has_sums:
             checked = self.all_codes()
         else:
-            file.begin_scan()
             checked = self._mapped_codes(file)
-            if start < stop and not file.is_verified(start * 8, stop * 8):
-                file.verify(pages_of_bytes(start * 8, stop * 8))
+            if start < stop:
+                self._need_codes(file, start, stop)
         if self._pread_codes is None:
             return checked[start:stop]
         return np.frombuffer(self._pread_codes.read(start * 8, (stop - start) * 8), np.int64)
+
+    def _need_codes(self, file: PagedFile, start: int, stop: int) -> None:
+        """Read and verify the codes of rows ``[start, stop)``."""
+        pages = pages_of_bytes(start * 8, stop * 8)
+        if self._pread_codes is None and stop - start >= _FEWEST_ROWS_AHEAD:
+            file.require_whole()
+            file.ahead.begin(int(pages[1][0] - pages[0][0]) + 1)
+            if file.ahead.is_on:
+                asked = file.ask(pages, drops_behind=self._drops.codes)
+                file.wait(asked)
+                file.drop(self._used_codes)
+                self._used_codes = asked
+                return
+        file.begin_scan()
+        if not file.is_verified(start * 8, stop * 8):
+            file.verify(pages)
 
     def codes_at(self, rows: Int64Array) -> Int64Array:
         """Return the codes of some rows, in the given order."""
@@ -333,7 +396,11 @@ class SegmentReader:
             if np.any(firsts[1:] < firsts[:-1]):
                 order = np.argsort(firsts, kind="stable")
                 firsts, lasts = firsts[order], lasts[order]
-            file.need((firsts, lasts))
+            asked = file.ask((firsts, lasts), drops_behind=self._drops.codes)
+            file.wait(asked)
+            found = lookup_sorted(self.fences, FENCE_STRIDE, self._mapped_codes(file), queries)
+            file.drop(asked)
+            return found
         return lookup_sorted(self.fences, FENCE_STRIDE, self._mapped_codes(file), queries)
 
     def all_codes(self) -> Int64Array:
@@ -360,6 +427,15 @@ class SegmentReader:
 
     # ---------------------------------------------------------------- opening
 
+    def absent_share(self) -> float:
+        """The share of the rows that is not in memory, from a sample; 0 if they are not mapped."""
+        return 0.0 if self._rows_file is None else self._rows_file.absent_share()
+
+    @property
+    def read_costs(self) -> ReadCosts | None:
+        """The costs of reads of the device; None if the rows are not mapped."""
+        return None if self._rows_file is None else self._rows_file.costs
+
     @property
     def resident_bytes(self) -> int:
         """Bytes in memory while the segment is open: fences, batch table, deletions."""
@@ -382,7 +458,7 @@ class SegmentReader:
         for kind, size in expected.items():
             found = self._files.size(f"{self._base}.{kind}")
             if found is None:
-                raise _missing(self._path(kind))
+                raise missing_file(self._path(kind))
             if found != size:
                 raise RelationCorrupt(
                     f"{self._path(kind)} has {found} bytes, but its version says {size}: it is truncated or "
@@ -422,23 +498,3 @@ class SegmentReader:
                 f"{self._path(kind)} does not match its digest{place}: the file was damaged after it was written. "
                 "Restore the file from a copy, or build the relation again."
             )
-
-
-def _missing(path: str) -> RelationCorrupt:
-    return RelationCorrupt(
-        f"{path} is missing: it was vacuumed or deleted while in use. Open the newest version, or restore the file."
-    )
-
-
-def load_deletions(files: RelationFiles, shard: int, deletions: Deletions) -> npt.NDArray[np.uint8]:
-    """Read and verify the bitmap of a segment's deleted rows."""
-    name = f"data/{shard}/{deletions.name}"
-    if files.size(name) is None:
-        raise _missing(files.path(name))
-    data = files.read(name)
-    if digest_of(data) != deletions.digest:
-        raise RelationCorrupt(
-            f"{files.path(name)} does not match its digest: it is damaged. Restore the file from a copy, or build the "
-            "relation again."
-        )
-    return np.frombuffer(data, np.uint8)

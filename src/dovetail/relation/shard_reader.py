@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from dovetail.core.errors import PlanError, SchemaError
 from dovetail.kernels.pages import PAGE_BYTES
 from dovetail.kernels.sorted_codes import expand_ranges, group_by_block
+from dovetail.relation.drop_behind import DropBehind, available_memory
 from dovetail.relation.format import FENCE_STRIDE, Manifest, ShardStats
 from dovetail.relation.io import Arena, Disk, IoMode
+from dovetail.relation.read_costs import ReadCosts
 from dovetail.relation.segment_reader import SegmentReader
 from dovetail.relation.widths import fixed_row_bytes
 from dovetail.storage.files import RelationFiles
@@ -89,8 +91,9 @@ class ShardReader:
         kept = [s for s in shard.segments if s.is_keyed] + [
             s for s in shard.segments if include_null_keys and not s.is_keyed
         ]
+        drops = _what_to_drop(manifest, names) if mode == "map" and files.local is not None else DropBehind()
         self._segments = [
-            SegmentReader(files, number, segment, manifest.schema, names, mode, self._arena) for segment in kept
+            SegmentReader(files, number, segment, manifest.schema, names, mode, self._arena, drops) for segment in kept
         ]
         self.schema: pa.Schema = pa.schema([manifest.schema.field(name) for name in names])
         self._bases = np.concatenate([[0], np.cumsum([s.rows for s in kept])]).astype(np.int64)
@@ -255,9 +258,10 @@ class ShardReader:
         for first, batch in self.gather_ascending(ascending):
             yield order[first : first + batch.num_rows], batch
 
-    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def gather_ascending(self, positions: Int64Array, *, in_pass: bool = False) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Return the rows at ascending positions, in pieces: pairs (index of the piece's first position, rows).
 
+        With `in_pass`, whole record batches may be read, in buffers of `pass_bytes`, where that is cheaper than pages.
         Positions are not checked: one outside the shard would read foreign memory.
         """
         if self._uses_block_buffer or self._disk is not None:
@@ -267,7 +271,7 @@ class ShardReader:
         for segment, base, low, high in zip(
             self._segments, self._bases[:-1].tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
         ):
-            for batch in segment.gather(positions[low:high] - base):
+            for batch in segment.gather(positions[low:high] - base, in_pass=in_pass):
                 yield low, batch
                 low += batch.num_rows
 
@@ -355,6 +359,23 @@ class ShardReader:
             self._row_bytes = sum(batch.nbytes for batch in batches) / rows if rows else 0.0
         return self._row_bytes
 
+    def absent_share(self) -> float:
+        """The share of the rows that is not in memory, from a sample of pages; 0 if they are not mapped."""
+        rows = sum(segment.rows for segment in self._segments)
+        if self._disk is not None or self._io_mode != "map" or not rows:
+            return 0.0
+        return sum(segment.absent_share() * segment.rows for segment in self._segments) / rows
+
+    @property
+    def pass_bytes(self) -> int:
+        """What reading whole record batches holds at a time."""
+        return max((segment.pass_bytes for segment in self._segments), default=0)
+
+    @property
+    def read_costs(self) -> ReadCosts | None:
+        """The costs of reads of the device that the rows are mapped from; None if they are not mapped."""
+        return next((s.read_costs for s in self._segments if s.read_costs is not None), None)
+
     @property
     def num_segments(self) -> int:
         """The number of sorted runs of rows, without runs of NULL keys."""
@@ -391,6 +412,26 @@ class ShardReader:
         if not pieces:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         return pa.concat_batches(pieces)
+
+
+def _what_to_drop(manifest: Manifest, names: Sequence[str]) -> DropBehind:
+    """What long reads of a relation leave in memory, judged by the size of all its shards."""
+    segments = [segment for shard in manifest.shards for segment in shard.segments]
+    rows = sum(segment.rows for segment in segments)
+    widths = (_fixed_bits(manifest.schema.field(name).type) for name in names)
+    return DropBehind.of(
+        codes_bytes=8 * rows,
+        fixed_bytes=rows * sum(widths) // 8,
+        rows_bytes=sum(segment.rows_bytes for segment in segments),
+        memory_bytes=available_memory(),
+    )
+
+
+def _fixed_bits(kind: pa.DataType) -> int:
+    try:
+        return int(kind.bit_width)
+    except ValueError:
+        return 32  # the bounds of a value of variable length
 
 
 def _mode_and_disk(io: IoMode | Disk) -> tuple[IoMode, Disk | None]:

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 
 from dovetail.core.errors import RelationError
 from dovetail.core.faultpoints import fault_point
+from dovetail.relation.deletions import load_deletions
 from dovetail.relation.format import CODE_COLUMN, Deletions, Manifest, Operation, Segment, Shard, ShardStats
 from dovetail.relation.keys import keys_equal
 from dovetail.relation.merge import live_run_statistics, merge_segments
-from dovetail.relation.segment_reader import load_deletions
 from dovetail.relation.segment_writer import SegmentWriter
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.storage.digests import digest_of

@@ -24,6 +24,7 @@ from dovetail.core.memory import Budget
 from dovetail.core.metrics import OperatorMetrics
 from dovetail.costs.explain import Objective, Strategy
 from dovetail.joins import OPERATORS, LookupJoin, SemiStreamOperator
+from dovetail.joins.explaining import expect_read_costs
 from dovetail.joins.fitting import Fitted
 from dovetail.joins.memory_plan import MAX_BATCH_ROWS
 from dovetail.joins.protocol import CODE_COLUMN
@@ -33,7 +34,7 @@ from dovetail.relation.format import SHARD_COLUMN
 from dovetail.relation.relation_reader import RelationReader
 from dovetail.relation.shard_reader import ShardReader
 from dovetail.runtime.budget_parts import part_of_budget
-from dovetail.runtime.cache_front import DEVICE_READS, CacheFront, cache_in_front, shared_cache
+from dovetail.runtime.cache_front import DEVICE_READS, CacheFront, cache_in_front, reads_wait, shared_cache
 from dovetail.runtime.join_recipe import JoinRecipe
 from dovetail.runtime.merged_batches import merged_batches
 from dovetail.runtime.metrics_row import metrics_row, without_metrics
@@ -43,6 +44,7 @@ __all__ = ["EnrichTask", "LookupTask", "OperatorTask", "Refresh", "make_operator
 
 Refresh = Literal["query", "batch"]
 _MOST_READERS = 4
+MOST_SWEPT = 1 << 20  # tuples that are merged for one pass over a table that is read from a device
 _MERGED_SHARE = 8  # merged batches may take one eighth of a task's budget
 CACHED_STRATEGIES = ("balanced", "auto")
 CACHE_SHARE = 3 / 4
@@ -100,7 +102,7 @@ class LookupTask(EnrichTask):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         relation = self.open()
-        rows = self.merged(batches)
+        rows = self.merged(batches, relation)
         first = next(rows, None)
         if first is None:
             return
@@ -110,23 +112,31 @@ class LookupTask(EnrichTask):
                     yield self.emitted(result)
             yield from self.emitted_metrics(first, join.output_schema, join.metrics, relation.version)
 
-    def merged(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition in batches to look up together."""
-        return merged_batches(batches, MAX_BATCH_ROWS, max(1, self.task_budget().total_bytes // _MERGED_SHARE))
+    def merged(self, batches: Iterator[pa.RecordBatch], relation: Relation) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition in batches to look up together: large ones if reads wait for a device."""
+        rows = MAX_BATCH_ROWS
+        if self.recipe.io == "map" and reads_wait(self.recipe, _READERS.get(self.recipe, relation)):
+            rows = MOST_SWEPT
+        return merged_batches(batches, rows, max(1, self.task_budget().total_bytes // _MERGED_SHARE))
 
     @contextmanager
     def running(self, relation: Relation, schema: pa.Schema) -> Iterator[LookupJoin]:
         """The join of a task's batches, with the shared cache in front of it; a task without error publishes to it."""
         reader = _READERS.get(self.recipe, relation)
+        expect_read_costs(reader, self.recipe.costs)
         cache = shared_cache(self.recipe, reader, Budget(max(1, int(CACHE_SHARE * self.budget.total_bytes))), None)
+        if cache is not None:
+            cache.begin_with_last(reader, relation)
         rows_read: list[int] = []
         parts = max(1, self.budget.total_bytes // self.task_budget(cache is not None).total_bytes)
         observed = DEVICE_READS.observed(self.recipe.relation_id, rows_read)
         with part_of_budget(parts), cache_in_front(cache, relation) as front, observed:
-            join = self.join(reader, schema, front, has_cache=cache is not None)
+            sweeps = reads_wait(self.recipe, reader)
+            join = self.join(reader, schema, front, has_cache=cache is not None, sweeps=sweeps)
             yield join
             front.publish_if_due(reader, relation)
             rows_read.append(join.metrics.relation_rows_read)
+            DEVICE_READS.note_tuples(self.recipe.relation_id, front.tuples, front.distinct)
 
     def task_budget(self, has_cache: bool = False) -> Budget:
         """The budget of one task: its part of what the cache, if any, leaves."""
@@ -134,13 +144,18 @@ class LookupTask(EnrichTask):
         return Budget(max(1, int(left / max(1, self.tasks))))
 
     def join(
-        self, reader: RelationReader, schema: pa.Schema, front: CacheFront | None = None, has_cache: bool = False
+        self,
+        reader: RelationReader,
+        schema: pa.Schema,
+        front: CacheFront | None = None,
+        has_cache: bool = False,
+        sweeps: bool = False,
     ) -> LookupJoin:
         """The join of batches with this schema."""
         spec = self.recipe.spec(reader, schema, self.task_budget(has_cache))
         if front is None:
             return LookupJoin(spec)
-        return LookupJoin(spec, cache=front.rows, observe=front.observe if has_cache else None)
+        return LookupJoin(spec, cache=front.rows, observe=front.observe, sweeps=sweeps)
 
 
 @dataclass
@@ -173,6 +188,8 @@ class OperatorTask(EnrichTask):
             operator = self.operator(spec, has_shared_cache=cache is not None)
         rows_read: list[int] = []
         observed = DEVICE_READS.observed(self.recipe.relation_id, rows_read)
+        if cache is not None:
+            cache.begin_with_last(shard, relation)
         with part_of_budget(parts), cache_in_front(cache, relation) as front, observed:
             known = None if front.rows is None else LookupJoin(spec, cache=front.rows)
             for batch in itertools.chain([first], filled):

@@ -18,7 +18,7 @@ from dovetail.core.memory import Budget
 from dovetail.costs.costs import CostFactors
 from dovetail.costs.host import HostCosts
 from dovetail.joins.conditions import Condition, Range, band_of
-from dovetail.joins.explaining import factors_for
+from dovetail.joins.explaining import expect_read_costs, factors_for
 from dovetail.joins.protocol import CODE_COLUMN, RelationShard
 from dovetail.joins.shedding import SheddingPolicy
 from dovetail.joins.spec import JoinSpec, JoinType
@@ -84,6 +84,7 @@ class JoinRecipe:
 
     def factors(self, shard: RelationShard) -> CostFactors:
         """The costs of operations on a shard, on the host where the query was planned."""
+        expect_read_costs(shard, self.costs)
         return factors_for(shard, self.costs)
 
     def open(self, version: int | None = None) -> Relation:

@@ -47,7 +47,9 @@ class KeysOnlyTask:
     def __call__(self, passed: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         relation = self.lookup.open()
         names = list(self.arguments)
-        batches = self.lookup.merged(pa.RecordBatch.from_arrays(list(columns), names=names) for columns in passed)
+        batches = self.lookup.merged(
+            (pa.RecordBatch.from_arrays(list(columns), names=names) for columns in passed), relation
+        )
         first = next(batches, None)
         if first is None:
             return

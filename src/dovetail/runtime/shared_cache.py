@@ -9,6 +9,9 @@ publisher removes, and locks, which the kernel releases.
 Memory
     The budget covers the files of the newest generation and the one before, which tasks may still have mapped, and
     the counters of all workers. A publisher that finds an older one still mapped does not publish.
+Restart
+    The files go with the application. The codes that were asked for most stay on the host, and the first task of the
+    next application fills the cache with their rows.
 Version
     A generation belongs to one version of the relation. When a task sees another version, values whose rows did not
     change are carried over to a new generation; until there is one, the task does without.
@@ -33,6 +36,7 @@ from dovetail.core.errors import RelationError
 from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 from dovetail.relation import Relation
 from dovetail.runtime.cache_file import FOOTER_BYTES, Generation, GenerationWriter
+from dovetail.runtime.hot_values import load_hot_values, store_hot_values
 from dovetail.storage.local import LOCAL, make_private_directory
 
 __all__ = ["CachedReader", "RowIndex", "SharedCache"]
@@ -159,6 +163,20 @@ class SharedCache:
             return None
         return None
 
+    def begin_with_last(self, reader: RowIndex, relation: Relation) -> bool:
+        """Fill an empty cache with the values that were asked for most before the application was restarted."""
+        if self._generations():
+            return False
+        codes, tuples = load_hot_values(self.directory.name)
+        if codes.size == 0:
+            return False
+        row_bytes = relation.stats.bytes / max(1, relation.stats.rows)
+        with self._publishing() as is_publisher:
+            if not is_publisher or self._generations():
+                return False
+            order = self._best(codes, tuples, reader, row_bytes, relation)
+            return self._write(codes[order], tuples[order], reader, relation, row_bytes, None)
+
     def _detach(self) -> None:
         if self.generation is not None:
             self.generation.close()
@@ -184,7 +202,10 @@ class SharedCache:
                 return False
             known, self.generation = self.generation, None
             try:
-                return self._write(codes, frequencies, reader, relation, row_bytes, known)
+                is_written = self._write(codes, frequencies, reader, relation, row_bytes, known)
+                if is_written:
+                    store_hot_values(self.directory.name, codes, frequencies)
+                return is_written
             finally:
                 if known is not None:
                     known.close()

@@ -37,7 +37,7 @@ def verification_marks(
     """
     if not data_files or batches == 0:
         return np.zeros(batches, np.uint8)
-    directory = _private_directory()
+    directory = private_directory("verified")
     if directory is None:
         return np.zeros(batches, np.uint8)
     name = "-".join([digest, *map(_identity, data_files), *([] if unit == "batches" else [unit])])
@@ -66,7 +66,7 @@ def _identity(file: Path) -> str:
 
 def forget_marks(digests: Iterable[str]) -> None:
     """Remove this host's marks of deleted segments, identified by the digest of their index."""
-    directory = _private_directory()
+    directory = private_directory("verified")
     if directory is None:
         return
     gone = set(digests)
@@ -99,11 +99,11 @@ def _marked_file(mark: str) -> bytes:
         return file.read().lstrip(b"\0\1\2\3")
 
 
-def _private_directory() -> Path | None:
-    """A directory that only this user can write, so that no other user can mark data as verified."""
+def private_directory(kind: str) -> Path | None:
+    """A directory on this host that only this user can write, so that no other user can mark data as verified."""
     parent = Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}"
     try:
-        for directory in (parent, parent / "verified"):
+        for directory in (parent, parent / kind):
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
             info = os.lstat(directory)
@@ -112,4 +112,4 @@ def _private_directory() -> Path | None:
                 return None
     except OSError:
         return None
-    return parent / "verified"
+    return parent / kind

@@ -30,6 +30,7 @@ from dovetail.core.errors import PlanError
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.relation.format import ShardStats
 from dovetail.relation.io import Disk
+from dovetail.relation.read_costs import ReadCosts
 from dovetail.relation.widths import fixed_row_bytes, row_widths, widest_row
 from dovetail.testing.batches import CodeOf
 from dovetail.testing.rows import Row
@@ -105,6 +106,7 @@ class MemoryShard:
         self._bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(keyed)] if keyed else [0, 0]
         self._disk = disk
         self._batch_rows = batch_rows
+        self.absent, self.costs = 0.0, None if disk is not None else ReadCosts()
         self.version, self.number = version, 0
         self._keyed_rows = len(keyed)
         self._is_live = np.array([row not in deleted for row in order], np.bool_)
@@ -221,7 +223,7 @@ class MemoryShard:
             if part.size:
                 yield part, self.gather(positions[part])
 
-    def gather_ascending(self, positions: Int64Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def gather_ascending(self, positions: Int64Array, *, in_pass: bool = False) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows at ascending positions, in two pieces: pairs (number of the piece's first position, rows)."""
         half = positions.size // 2
         for low, high in ((0, half), (half, positions.size)):
@@ -243,6 +245,20 @@ class MemoryShard:
 
     def codes_at(self, positions: Int64Array) -> Int64Array:
         return self._codes[positions]
+
+    def absent_share(self) -> float:
+        """The share of the rows that is not in memory: `absent`, which a test may set."""
+        return self.absent
+
+    @property
+    def pass_bytes(self) -> int:
+        """A pass over rows in memory needs no buffer."""
+        return 0
+
+    @property
+    def read_costs(self) -> ReadCosts | None:
+        """The costs of reads of a device that a test may set; None: there is none."""
+        return self.costs
 
     def _segments(self) -> list[tuple[int, int]]:
         """Start and end of each segment; none if no row has a code."""

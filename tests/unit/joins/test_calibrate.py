@@ -172,6 +172,8 @@ def test_disk_without_direct_reads_is_measured_by_dropping_pages(tmp_path, monke
     times = disk.measure_disk(tmp_path, 1 << 23, bypass_page_cache=True, reads=4)
     assert not times.is_direct
     assert times.bandwidth_bytes_per_s > 0
+    assert [depth for depth, _ in times.page_read_s] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(read_s > 0 for _, read_s in times.page_read_s)
 
 
 def test_disk_that_fails_is_not_taken_for_one_without_direct_reads(tmp_path, monkeypatch):

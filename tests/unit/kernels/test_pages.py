@@ -11,11 +11,14 @@ import xxhash
 
 from dovetail.kernels.pages import (
     PAGE_BYTES,
+    absent_pages,
     ask_for_pages,
     check_pages,
+    drop_pages,
     find_code_pages,
     find_row_pages,
     find_value_pages,
+    merge_ranges,
     page_sums,
     populate_pages,
 )
@@ -170,3 +173,55 @@ def test_kernel_that_cannot_read_ahead_is_no_error() -> None:
     pages = np.array([0]), np.array([0])
     assert not ask_for_pages(address + 1, pages)
     assert populate_pages(address + 1, pages) == -1
+
+
+# -------------------------------------------------------------------- ranges, and what is in memory
+
+
+@pytest.mark.parametrize("gap", [0, 1, 5, 1_000])
+def test_merged_ranges_are_those_that_plain_python_merges(gap: int) -> None:
+    random = np.random.default_rng([SEED, gap])
+    for _ in range(20):
+        firsts = np.sort(random.integers(0, 400, 40))
+        lasts = firsts + random.integers(0, 4, 40)
+        expected: list[list[int]] = []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            if expected and first <= expected[-1][1] + 1 + gap:
+                expected[-1][1] = max(last, expected[-1][1])
+            else:
+                expected.append([first, last])
+        merged = merge_ranges((firsts, lasts), gap)
+        assert [list(pair) for pair in zip(*(part.tolist() for part in merged), strict=True)] == expected
+    nothing = merge_ranges((firsts[:0], lasts[:0]), gap)
+    assert nothing[0].size == nothing[1].size == 0
+
+
+def test_a_range_that_begins_before_the_last_one_stays_on_its_own() -> None:
+    """Pages come column by column, so they begin anew at the front."""
+    merged = merge_ranges((np.array([10, 12, 3, 4]), np.array([10, 12, 3, 4])), 2)
+    assert (merged[0].tolist(), merged[1].tolist()) == ([10, 3], [12, 4])
+
+
+def test_absent_pages_are_those_that_the_kernel_reports_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3_000 * PAGE_BYTES))
+    with pa.memory_map(str(path)) as mapped:
+        data = mapped.read_buffer()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        everything = np.array([0]), np.array([2_999])
+        drop_pages(descriptor, data.address, (np.array([100, 900]), np.array([600, 900])))
+        for pages in (everything, (np.array([0, 590, 2_000]), np.array([95, 610, 2_999]))):
+            expected = {
+                page
+                for page in pages_in(pages)
+                if pages_in(absent_pages(data.address, (np.array([page]), np.array([page]))))
+            }
+            assert pages_in(absent_pages(data.address, pages)) == expected
+        # A file system in memory keeps all pages; any other drops them, and only them.
+        gone = pages_in(absent_pages(data.address, everything))
+        assert gone <= {*range(100, 601), 900}
+        assert bytes(data[599 * PAGE_BYTES : 601 * PAGE_BYTES]) == bytes(2 * PAGE_BYTES), "they are read again"
+    finally:
+        os.close(descriptor)

@@ -272,6 +272,8 @@ def test_scan_after_a_lookup_reads_ahead_again(relation: Relation, monkeypatch: 
         shard.gather(positions)
         assert advice == [False, False], "codes and rows"
         list(shard.blocks(2_000))
+        assert advice == [False, False], "long blocks are asked for"
+        list(shard.blocks(500))
         assert advice == [False, False, True, True]
         advice.clear()
 

@@ -14,7 +14,7 @@ import pytest
 from dovetail.joins import LookupJoin
 from dovetail.joins.spec import JoinSpec
 from dovetail.relation import Relation
-from dovetail.runtime import shared_cache
+from dovetail.runtime import cache_front, hot_values, shared_cache
 from dovetail.runtime.cache_file import Generation
 from dovetail.runtime.shared_cache import SharedCache
 
@@ -191,3 +191,134 @@ def test_worker_killed_while_it_publishes_leaves_a_cache_that_serves(
     )
     assert teach(cache_in(directory), relation, hot_codes() + 9_000), "the next publisher is not kept out"
     assert not list(directory.glob("draft-*"))
+
+
+# -------------------------------------------------------------------- beyond the application
+
+
+@pytest.fixture
+def host_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's private directory on a host of its own."""
+    (tmp_path / "hot").mkdir()
+    monkeypatch.setattr(hot_values, "private_directory", lambda kind: tmp_path / kind)
+    return tmp_path / "hot"
+
+
+def restarted(directory: Path) -> SharedCache:
+    """The cache of the same relation in the directory of the next application."""
+    shared_cache._COUNTERS.clear()
+    return cache_in(directory.parent / "next application" / directory.name)
+
+
+def test_restarted_application_begins_with_the_hot_values(
+    relation: Relation, directory: Path, host_directory: Path
+) -> None:
+    hot = hot_codes()
+    assert teach(cache_in(directory), relation, hot)
+    following, reader = restarted(directory), relation.reader(["pay"])
+    assert following.begin_with_last(reader, relation)
+    with following.attached(relation):
+        assert following.generation is not None
+        assert (following.generation.find(hot) >= 0).all()
+    assert joined(relation, following, hot) == joined(relation, cache_in(directory), hot)
+    assert not following.begin_with_last(reader, relation), "only an empty cache is filled"
+
+
+def test_rows_of_a_restarted_application_are_those_of_the_present_version(
+    relation: Relation, directory: Path, host_directory: Path
+) -> None:
+    assert teach(cache_in(directory), relation, hot_codes())
+    changed = relation.upsert(pa.table({"k": [5, 10, -50], "pay": ["five", "ten", "new"]}))
+    following = restarted(directory)
+    assert following.begin_with_last(changed.reader(["pay"]), changed)
+    found = dict(joined(changed, following, np.array([5, 10, -50, 150])))
+    assert found == {5: "five", 10: "ten", -50: "new", 150: "row 150"}
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing that Arrow wrote", None])
+def test_damaged_hot_values_are_as_good_as_none(
+    relation: Relation, directory: Path, host_directory: Path, content: bytes | None
+) -> None:
+    assert teach(cache_in(directory), relation, hot_codes())
+    (file,) = host_directory.iterdir()
+    file.write_bytes(file.read_bytes()[:-300] if content is None else content)
+    assert not restarted(directory).begin_with_last(relation.reader(["pay"]), relation)
+
+
+def test_hot_values_of_another_format_are_not_read(
+    relation: Relation, directory: Path, host_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_values, "_SCHEMA", hot_values._SCHEMA.with_metadata({"format": b"99"}))
+    assert teach(cache_in(directory), relation, hot_codes())
+    monkeypatch.undo()
+    monkeypatch.setattr(hot_values, "private_directory", lambda kind: host_directory)
+    assert not restarted(directory).begin_with_last(relation.reader(["pay"]), relation)
+
+
+def test_only_the_hottest_values_are_kept_and_old_files_go(
+    host_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_values, "MOST_VALUES", 3)
+    old = host_directory / "old"
+    old.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    hot_values.store_hot_values("name", np.arange(10), np.arange(10) + 5)
+    codes, tuples = hot_values.load_hot_values("name")
+    assert (codes.tolist(), tuples.tolist()) == ([7, 8, 9], [12, 13, 14])
+    assert [file.name for file in host_directory.iterdir()] == ["name"]
+    assert hot_values.load_hot_values("unknown")[0].size == 0
+
+
+# -------------------------------------------------------------------- when it is on
+
+
+class FakeReader:
+    """A mapped relation of which this share is not in memory."""
+
+    disk, io_mode = None, "map"
+
+    def __init__(self, absent: float) -> None:
+        self._absent = absent
+
+    def absent_share(self) -> float:
+        return self._absent
+
+
+class FakeRecipe:
+    filesystem, relation_id = None, "r"
+
+
+@pytest.mark.parametrize(("absent", "expected"), [(0.0, False), (0.05, False), (0.5, True), (1.0, True)])
+def test_worker_without_observations_looks_at_memory(
+    monkeypatch: pytest.MonkeyPatch, absent: float, expected: bool
+) -> None:
+    monkeypatch.setattr(cache_front, "DEVICE_READS", cache_front.DeviceReads())
+    assert cache_front.reads_wait(FakeRecipe(), FakeReader(absent)) is expected  # type: ignore[arg-type]
+
+
+def test_what_was_observed_counts_for_more_than_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, waited = cache_front.DeviceReads(), iter([0, 50, 50, 50])
+    monkeypatch.setattr(cache_front, "DEVICE_READS", reads)
+    monkeypatch.setattr(cache_front, "_pages_waited_for", lambda: next(waited))
+    with reads.observed("r", [1_000]):
+        pass
+    assert cache_front.reads_wait(FakeRecipe(), FakeReader(0.0)) is True  # type: ignore[arg-type]
+    reads = cache_front.DeviceReads()
+    monkeypatch.setattr(cache_front, "DEVICE_READS", reads)
+    with reads.observed("r", [1_000]):
+        pass
+    assert cache_front.reads_wait(FakeRecipe(), FakeReader(1.0)) is False  # type: ignore[arg-type]
+
+
+def test_no_cache_where_hardly_any_value_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = cache_front.DeviceReads()
+    monkeypatch.setattr(cache_front, "DEVICE_READS", reads)
+    pays = [cache_front._pays(FakeRecipe(), FakeReader(1.0))]  # type: ignore[arg-type]
+    reads.note_tuples("r", 100, 100)
+    pays.append(cache_front._pays(FakeRecipe(), FakeReader(1.0)))  # type: ignore[arg-type]
+    reads.note_tuples("r", 100_000, 99_000)
+    pays.append(cache_front._pays(FakeRecipe(), FakeReader(1.0)))  # type: ignore[arg-type]
+    for _ in range(2):
+        reads.note_tuples("r", 100_000, 54_000)
+    pays.append(cache_front._pays(FakeRecipe(), FakeReader(1.0)))  # type: ignore[arg-type]
+    assert pays == [True, True, False, True], "too few to judge, then uniform keys, then skewed ones"

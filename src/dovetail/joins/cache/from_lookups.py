@@ -18,6 +18,7 @@ from dovetail.kernels.value_table import MAX_COUNT, ValueTable
 
 __all__ = ["LearnsFromLookups"]
 
+_ROOM = 2.0  # for the values that enter: they may have more than one row, and a table is not filled to the brim
 _PERIOD_LOOKUPS = 4  # lookups per counted or cached value after which the cache is renewed
 
 
@@ -66,11 +67,14 @@ class LearnsFromLookups:
         self._looked_up = 0
         if state.window is not None and len(state.window) == 0:
             state.replace_window(None)
-        if state.window is None and border.move(border.most_for_cache):
-            codes, _, _, frequencies = table.items()
-            often = np.flatnonzero(frequencies > 1)
-            often = often[np.argsort(-frequencies[often], kind="stable")]
-            codes, frequencies = codes[often], frequencies[often]
+        codes, _, _, frequencies = table.items()
+        often = np.flatnonzero(frequencies > 1)
+        often = often[np.argsort(-frequencies[often], kind="stable")]
+        codes, frequencies = codes[often], frequencies[often]
+        # No more than what they need: the rest serves tuples that wait, and values that never come again need none.
+        wanted_bytes = border.cache.nbytes + int(_ROOM * codes.size * (self.policy.row_bytes + ENTRY_BYTES))
+        limit = min(border.most_for_cache, max(border.memory.cache_limit_bytes, wanted_bytes))
+        if state.window is None and border.move(limit):
             self._make_room_for(codes, frequencies)
             self._insert(codes, frequencies)
         self._table = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.core.errors import PlanError
-from dovetail.costs.costs import CostFactors
+from dovetail.costs.costs import CostFactors, Curve
 from dovetail.costs.host import (
     MAX_AGE_DAYS,
     HostCosts,
@@ -123,6 +123,7 @@ def measure(
             seek_s=times.seek_s,
             bandwidth_bytes_per_s=times.bandwidth_bytes_per_s,
             read_call_s=times.read_call_s,
+            page_read_s=Curve(times.page_read_s),
             **cpu,
         )
         for access, times in disks.items()

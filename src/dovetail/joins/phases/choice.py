@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from dovetail.core.waiting import seconds_ready
 from dovetail.costs.costs import CostFactors
-from dovetail.joins.explaining import DEVICE_READ_S, lookup_cost
+from dovetail.joins.explaining import BATCH_ROWS, DEVICE_READ_S, lookup_cost
 from dovetail.joins.protocol import RelationShard
 from dovetail.joins.state import JoinState
 from dovetail.kernels.pages import PAGE_BYTES
@@ -28,6 +29,8 @@ _WEIGHT = 0.2  # of the newest observation: one slow read does not flip a plan
 _FADING = 0.01  # per operation of the other kind: what is avoided because it was slow once is tried again
 _MOST_CORRECTED = 16.0
 _WORTH_TIMING_S = 5e-5  # below this the clock dominates
+_ABSENT_SHARE = 0.1  # of a shard that is not in memory, from which on lookups wait for a device
+_CHOICES_PER_SAMPLE = 16  # of what is in memory
 
 
 @dataclass
@@ -50,15 +53,19 @@ class Observed:
 class _Stopwatch:
     """Seconds of work: CPU time and waits for a device, but not time in which other processes ran."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_wait: bool) -> None:
         self.seconds = 0.0
+        self._may_wait = may_wait  # if not, what seconds_ready costs is too much
 
     def __enter__(self) -> None:
         self._wall, self._cpu, self._waits = time.perf_counter(), time.thread_time(), _device_waits()
+        self._ready_s = seconds_ready() if self._may_wait else 0.0
 
     def __exit__(self, *error: object) -> None:
         has_waited = _device_waits() != self._waits
         wall_s, cpu_s = time.perf_counter() - self._wall, time.thread_time() - self._cpu
+        if has_waited and self._may_wait:
+            wall_s = max(cpu_s, wall_s - (seconds_ready() - self._ready_s))
         self.seconds += wall_s if has_waited else cpu_s
 
 
@@ -69,10 +76,10 @@ def _device_waits() -> tuple[int, int]:
 
 
 def timed(
-    work: Generator[pa.RecordBatch, None, Returned], note: Callable[[float], None]
+    work: Generator[pa.RecordBatch, None, Returned], note: Callable[[float], None], *, may_wait: bool = False
 ) -> Generator[pa.RecordBatch, None, Returned]:
-    """Run work as it is consumed, and report its own seconds."""
-    watch = _Stopwatch()
+    """Run work as it is consumed, and report its own seconds; `may_wait`: for a device."""
+    watch = _Stopwatch(may_wait)
     while True:
         try:
             with watch:
@@ -97,6 +104,21 @@ class Choice:
     scans: Observed = field(default_factory=Observed)
     leaves_early: bool = False  # whether tuples leave a scan as soon as they have met all their rows
     cycles_waited: float = 1.0
+    absent: float = 0.0  # the share of the shard that is not in memory
+    _choices: int = 0
+
+    def __post_init__(self) -> None:
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """From time to time, find out how much of the shard is in memory."""
+        if self.observes and self._choices % _CHOICES_PER_SAMPLE == 0:
+            self.absent = self._shard.absent_share()
+        self._choices += 1
+
+    @property
+    def _pages(self) -> float:
+        return self._shard.num_rows * self._shard.row_bytes / PAGE_BYTES
 
     @property
     def _shard(self) -> RelationShard:
@@ -122,7 +144,21 @@ class Choice:
     @property
     def waits_for_device(self) -> bool:
         """Whether a lookup's reads wait for a device: pages of codes and rows that are not in memory."""
-        return self.page_seconds > DEVICE_READ_S
+        return self.page_seconds > DEVICE_READ_S or self.absent > _ABSENT_SHARE
+
+    def lookup_read_seconds(self, tuples: float) -> float:
+        """The cost of reading what this many tuples need and is not in memory."""
+        costs, pages = self._shard.read_costs, self._pages
+        if costs is None or not self.absent or pages <= 0.0:
+            return 0.0
+        together = min(tuples, float(BATCH_ROWS))
+        wanted = -pages * math.expm1(-together / pages)
+        return tuples / max(1.0, together) * costs.seconds(self.absent * wanted, pages)
+
+    def scan_read_seconds(self) -> float:
+        """The cost of reading what a cycle over the relation needs and is not in memory."""
+        costs = self._shard.read_costs
+        return 0.0 if costs is None else self.absent * self._pages * costs.page_s
 
     # ---------------------------------------------------------------- scan
 
@@ -130,7 +166,7 @@ class Choice:
         """The cost of one cycle over the relation, whatever waits."""
         rows, factors = self._shard.num_rows, self.factors
         steps = -(-rows // block_rows)
-        read_s = rows * self._shard.row_bytes / factors.bandwidth_bytes_per_s
+        read_s = rows * self._shard.row_bytes / factors.bandwidth_bytes_per_s + self.scan_read_seconds()
         return read_s + rows * factors.probe_s.at(window_tuples) + steps * (factors.read_call_s + factors.step_s)
 
     def step_seconds(self, rows: int, waiting: int, left: int) -> float:
@@ -162,7 +198,7 @@ class Choice:
 
     def lookup_seconds(self, tuples: float) -> float:
         """The model's cost of looking up this many tuples together."""
-        return lookup_cost(self._shard, self.factors, tuples).seconds
+        return lookup_cost(self._shard, self.factors, tuples).seconds + self.lookup_read_seconds(tuples)
 
     def corrected_lookup_seconds(self, tuples: float) -> float:
         """The same, corrected by observed times."""
@@ -181,6 +217,7 @@ class Choice:
 
     def looks_up(self, offered: int) -> bool:
         """Whether tuples offered now are better looked up than left to wait for a scan."""
+        self._look_around()
         capacity = self.state.window_capacity
         known = self.seen if self.expected is None else self.expected
         sharing = capacity if known is None else min(capacity, max(known, self.state.pending + offered))
@@ -189,6 +226,7 @@ class Choice:
 
     def prefers_lookup(self, waiting: int) -> bool:
         """Whether the waiting tuples are better looked up than scanned for; if so, expect few again."""
+        self._look_around()
         is_better = self.corrected_lookup_seconds(waiting) < self.pass_seconds(waiting)
         self.seen = float(waiting) if is_better else None
         return is_better

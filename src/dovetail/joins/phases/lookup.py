@@ -4,6 +4,10 @@ Rows are gathered in disk order and then taken as often as tuples need them, in 
 by the number and bytes of its results before rows are read, so a hot row of a megabyte stays within the budget. A tuple
 with more results than one batch holds is emitted in several.
 
+Where rows are read from a device, a batch may be much larger (`sweeps`): as many tuples as the budget has room for.
+Their rows are read in one pass in disk order, in which reads that are close to each other become one, and held until
+the tuples are answered.
+
 Tuples that wait in a window can be looked up too. A tuple that has met part of the relation in a scan is joined with
 the rest only.
 """
@@ -20,7 +24,7 @@ from dovetail.joins.output.columns import BatchRows
 from dovetail.joins.output.emission import Candidates, emit_tuples
 from dovetail.joins.phases.admission import Offered
 from dovetail.joins.phases.alone import Alone
-from dovetail.joins.phases.row_source import Found, IndexedRows, RowSource
+from dovetail.joins.phases.row_source import HELD_PIECE_BYTES, Found, HeldRows, IndexedRows, RowSource
 from dovetail.joins.spec import JoinSpec
 from dovetail.joins.state import JoinState
 from dovetail.joins.window.leaving import Leaving
@@ -37,6 +41,9 @@ _MOST_BATCH_BYTES = 32 << 20  # larger output batches have no benefit
 _OUTPUT_SHARE = 4
 _FEWEST_TUPLES = 16
 _BYTES_PER_PAIR = 6 * 8  # query, position, place, owner, row and order
+_SWEEP_SHARE = 0.9  # of the free memory, for the tuples of a sweep and their rows
+_OUTPUT_ROWS_BESIDE = 8  # of the widest kind that must fit beside a sweep
+_MOST_HELD_BYTES = 1 << 30  # the offsets of a column of strings reach twice as far
 
 
 def plan_lookups(who: str, spec: JoinSpec) -> MemoryPlan:
@@ -66,6 +73,7 @@ class Lookup:
 
     def __init__(self, state: JoinState, source: RowSource, observe: Observe | None = None) -> None:
         self.state, self.source, self.observe = state, source, observe
+        self.sweeps = False  # whether as many tuples as possible are looked up together
         self._index = IndexedRows(state)
         self._account = state.ledger.reserve("lookup")
         self.alone = Alone(state, self._candidates_of, state.ledger.reserve("alone"))
@@ -80,7 +88,12 @@ class Lookup:
         start = 0
         try:
             while start < len(offered):
-                stop = min(start + self._tuples_together(), len(offered))
+                together = self._tuples_together()
+                if self.sweeps:
+                    # Sweeps of one length read less than long ones and a short one.
+                    left = len(offered) - start
+                    together = max(together, -(-left // -(-left // self._tuples_of_sweep())))
+                stop = min(start + together, len(offered))
                 start += yield from self._look_up(offered.part(start, stop))
         finally:
             self._account.resize(0)
@@ -94,6 +107,40 @@ class Lookup:
         """How many tuples to look up together: their data must fit beside the rows and their output."""
         free_bytes = self.state.ledger.free_bytes // 4
         return max(_FEWEST_TUPLES, min(MAX_BATCH_ROWS, free_bytes // LOOKUP_BYTES_PER_TUPLE))
+
+    def _bytes_of_sweep(self) -> int:
+        """The memory for the tuples of a sweep and their rows, besides what reading them needs."""
+        passing_bytes = self.state.spec.shard.pass_bytes + 2 * HELD_PIECE_BYTES if self._needs_rows else 0
+        return min(int(_SWEEP_SHARE * self.state.ledger.free_bytes), _MOST_HELD_BYTES) - passing_bytes
+
+    def _tuples_of_sweep(self) -> int:
+        """How many tuples there is room for if all their rows are held; 1 if there is too little for a sweep."""
+        shard = self.state.spec.shard
+        row_bytes = (shard.row_bytes if self._needs_rows else 0.0) + _BYTES_PER_PAIR
+        matches = max(1.0, shard.live_rows / max(1, shard.stats.distinct_codes))
+        return max(1, int(self._bytes_of_sweep() / (LOOKUP_BYTES_PER_TUPLE + matches * row_bytes)))
+
+    def _held(self, pairs: _Pairs, rows: pa.RecordBatch) -> _Pairs:
+        """The same candidates of tuples with their rows in memory, if there is room for them and for output."""
+        if not self._needs_rows or not pairs.positions.size:
+            return pairs
+        positions = np.sort(pairs.positions, kind="stable")
+        most_bytes, widest = self._bytes_of_sweep(), pairs.source.widest_at(positions)
+        for_output = int((1.0 - _SWEEP_SHARE) * self.state.ledger.free_bytes)
+        if _OUTPUT_ROWS_BESIDE * (widest + widest_row(rows)) > for_output:
+            return pairs
+        if widest * positions.size > most_bytes:
+            widths = pairs.source.widths(positions)
+            if (widths * positions.size if isinstance(widths, int) else int(widths.sum())) > most_bytes:
+                return pairs
+        with_buffers = self._account.held_bytes + self.state.spec.shard.pass_bytes + 2 * HELD_PIECE_BYTES
+        before = self._account.held_bytes
+        self._account.resize(with_buffers)
+        held = HeldRows(pairs.source, positions)
+        self._account.resize(before)
+        self._account.grow(min(held.nbytes, self.state.ledger.free_bytes))
+        self.state.metrics.relation_rows_read += int(positions.size)
+        return replace(pairs, source=held)
 
     def _look_up(self, part: Offered) -> Generator[pa.RecordBatch, None, int]:
         """Look up the tuples of a part, emit their results, and return how many were accepted."""
@@ -118,6 +165,9 @@ class Lookup:
             yield from emit_alone(0)
             return 1
         pairs = self._find(self.source, part.codes, is_null)
+        if len(part) > MAX_BATCH_ROWS:
+            pairs = self._held(pairs, part.rows)
+        held_bytes = self._account.held_bytes
         side = BatchRows(part.rows, may_share=True)
         widths = self._result_widths(pairs, part.rows)
         self._count_lookups(pairs)
@@ -127,9 +177,10 @@ class Lookup:
                 self._require_room(start, stop, widths)
                 found = self._candidates(pairs, start, stop)
                 reached = yield from emit_tuples(state.spec, state.results, side, None, start, stop, found, count)
-                self._account.resize(LOOKUP_BYTES_PER_TUPLE * len(part))
+                self._account.resize(held_bytes)
                 del found
             if reached < stop:
+                del pairs  # with the rows that are held
                 yield from emit_alone(reached)
                 return reached + 1
         return len(part)
@@ -352,7 +403,8 @@ class Lookup:
             place[order] = np.arange(order.size)
             needed, rows = needed[order], place[rows]
         relation = pairs.source.gather(needed)
-        self.state.metrics.relation_rows_read += needed.size
+        if not isinstance(pairs.source, HeldRows):
+            self.state.metrics.relation_rows_read += needed.size
         self._account.grow(min(int(relation.nbytes), self.state.ledger.free_bytes))
         return Candidates(relation, owners, rows, is_single)
 

@@ -1,16 +1,24 @@
 """Where looked-up rows come from: the relation's index alone, or a cache in front of it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dovetail.core.arrays import BoolArray, Int64Array
+from dovetail.core.errors import InternalError
 from dovetail.joins.protocol import RelationShard
 from dovetail.joins.state import JoinState
+from dovetail.relation.widths import fixed_row_bytes, row_widths, widest_row
 
-__all__ = ["CachedRows", "Found", "IndexedRows", "RowCache", "RowSource"]
+__all__ = ["CachedRows", "Found", "HeldRows", "IndexedRows", "RowCache", "RowSource"]
+
+
+HELD_PIECE_BYTES = 4 << 20
+"""How much is joined at a time of rows that are held."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,9 @@ class RowSource(Protocol):
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
         """The rows at ascending positions."""
 
+    def sweep(self, positions: Int64Array) -> Iterator[pa.RecordBatch]:
+        """The same in pieces, read in one pass where that is cheaper."""
+
 
 class IndexedRows:
     """The rows of a relation, through its index."""
@@ -68,6 +79,10 @@ class IndexedRows:
 
     def gather(self, positions: Int64Array) -> pa.RecordBatch:
         return joined([batch for _, batch in self.shard.gather_ascending(positions)], self.schema)
+
+    def sweep(self, positions: Int64Array) -> Iterator[pa.RecordBatch]:
+        for _, batch in self.shard.gather_ascending(positions, in_pass=True):
+            yield batch
 
 
 class RowCache(Protocol):
@@ -138,6 +153,74 @@ class CachedRows:
         if split < positions.size:
             parts.append(self._index.gather(positions[split:] - self._cache.row_limit))
         return joined(parts, self.schema)
+
+    def sweep(self, positions: Int64Array) -> Iterator[pa.RecordBatch]:
+        split = int(np.searchsorted(positions, self._cache.row_limit))
+        if split:
+            yield self._cache.rows_at(positions[:split])
+        yield from self._index.sweep(positions[split:] - self._cache.row_limit)
+
+
+class HeldRows:
+    """Rows that were read together and are held in memory, by their positions in the source that they came from.
+
+    They lie in a few large batches: pieces are joined as they come, so that little is held twice.
+    """
+
+    def __init__(self, source: RowSource, positions: Int64Array) -> None:
+        self.schema = source.schema
+        self._positions = positions
+        self._batches: list[pa.RecordBatch] = []
+        pieces: list[pa.RecordBatch] = []
+        pieces_bytes = 0
+        for piece in source.sweep(positions):
+            pieces.append(piece)
+            pieces_bytes += int(piece.nbytes)
+            if pieces_bytes >= HELD_PIECE_BYTES:
+                self._batches.append(joined(pieces, self.schema))
+                pieces, pieces_bytes = [], 0
+        if pieces:
+            self._batches.append(joined(pieces, self.schema))
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        if int(self._starts[-1]) != positions.size:
+            raise InternalError(f"{positions.size} rows were asked for, {self._starts[-1]} came.")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(int(batch.nbytes) for batch in self._batches) + self._positions.nbytes
+
+    def find(self, codes: Int64Array) -> Found:
+        raise InternalError("rows that are held are found by position, not by code.")
+
+    def count(self, codes: Int64Array) -> Int64Array:
+        raise InternalError("rows that are held are counted where they came from.")
+
+    def widths(self, positions: Int64Array) -> Int64Array | int:
+        fixed = fixed_row_bytes(self.schema)
+        if fixed is not None:
+            return fixed
+        parts = [row_widths(batch, places) for batch, places in self._parts(positions)]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def widest_at(self, positions: Int64Array) -> int:
+        return max((widest_row(batch) for batch in self._batches), default=0)
+
+    def gather(self, positions: Int64Array) -> pa.RecordBatch:
+        return joined(list(self.sweep(positions)), self.schema)
+
+    def sweep(self, positions: Int64Array) -> Iterator[pa.RecordBatch]:
+        for batch, places in self._parts(positions):
+            yield pc.take(batch, pa.array(places), boundscheck=False)
+
+    def _parts(self, positions: Int64Array) -> Iterator[tuple[pa.RecordBatch, Int64Array]]:
+        """The places of ascending positions in each batch."""
+        places = np.searchsorted(self._positions, positions)
+        bounds = np.searchsorted(places, self._starts)
+        for number, batch in enumerate(self._batches):
+            low, high = int(bounds[number]), int(bounds[number + 1])
+            if low < high:
+                yield batch, places[low:high] - self._starts[number]
 
 
 def joined(pieces: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
