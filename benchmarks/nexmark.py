@@ -2,7 +2,7 @@
 
 Data
 ----
-Apache Beam's generator (from Maven) writes ``--events`` events once, at 10,000 a second of event time, as Parquet
+Apache Beam's generator (from Maven) writes ``--events`` events once, at 100 a second of event time, as Parquet
 files; every engine reads these files. They are kept below ``--data``.
 
 Queries (``--queries``)
