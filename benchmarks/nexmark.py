@@ -2,7 +2,7 @@
 
 Data
 ----
-Apache Beam's generator (from Maven) writes ``--events`` events once, at 10,000 a second of event time, as Parquet
+Apache Beam's generator (from Maven) writes ``--events`` events once, at 100 a second of event time, as Parquet
 files; every engine reads these files. They are kept below ``--data``.
 
 Queries (``--queries``)
@@ -59,7 +59,7 @@ SLICES, FILES_PER_BATCH, PREFIX_SLICES = 24, 4, 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=6_000_000)
-    parser.add_argument("--queries", nargs="+", choices=list(queries(1)), default=list(queries(1)))
+    parser.add_argument("--queries", nargs="*", choices=list(queries(1)), default=list(queries(1)))
     parser.add_argument("--engines", nargs="+", choices=list(engines.ENGINES), default=list(engines.ENGINES))
     parser.add_argument("--large-rows", type=int, default=20_000_000)
     parser.add_argument("--rate", type=int, default=10_000, help="events per second; 0: no latencies")

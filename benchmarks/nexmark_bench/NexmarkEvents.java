@@ -21,6 +21,7 @@ public class NexmarkEvents {
     long events = Long.parseLong(arguments[1]);
     int slices = Integer.parseInt(arguments[2]);
     NexmarkConfiguration configuration = NexmarkConfiguration.DEFAULT.copy();
+    configuration.numEventGenerators = 1; // rates are divided among them
     configuration.firstEventRate = Integer.parseInt(arguments[4]);
     configuration.nextEventRate = configuration.firstEventRate;
     // The generator's own launcher begins with event id 1, too.

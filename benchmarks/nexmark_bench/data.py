@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parent.parent.parent
 JARS = ROOT / "jars" / "nexmark"
 BASE_TIME_MS = 1_700_000_000_000
-EVENTS_PER_SECOND = 10_000  # of event time
+EVENTS_PER_SECOND = 100  # of event time: what each of the generators gives that Beam runs side by side
 _FETCHED = "beam-sdks-java-nexmark-2.76.0.jar"
 _TEXT, _LONG = pa.string(), pa.int64()
 SCHEMAS = {

@@ -235,20 +235,19 @@ class _Largest:
 
     def _watch(self) -> None:
         while not self._done.wait(0.3):
-            total = 0
-            for metadata in self._directory.rglob("_metadata"):
-                # Files of the job are shared by incremental checkpoints, so they are counted with each.
-                job = metadata.parent.parent
-                parts = [*metadata.parent.iterdir(), *(job / "shared").glob("*"), *(job / "taskowned").glob("*")]
-                total = max(total, sum(_size(path) for path in parts))
-            self.bytes = max(self.bytes, total)
+            try:
+                self.bytes = max(self.bytes, self._now())
+            except FileNotFoundError:
+                continue  # removed while it was read: there is a newer one
 
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    def _now(self) -> int:
+        total = 0
+        for metadata in self._directory.rglob("_metadata"):
+            # Files of the job are shared by incremental checkpoints, so they are counted with each.
+            job = metadata.parent.parent
+            parts = [*metadata.parent.iterdir(), *(job / "shared").glob("*"), *(job / "taskowned").glob("*")]
+            total = max(total, sum(path.stat().st_size for path in parts))
+        return total
 
 
 def _hadoop() -> str:

@@ -29,6 +29,7 @@ from nexmark_bench.queries import Query
 from nexmark_bench.usage import kill_tree
 
 CHUNK_S = 0.5
+_SILENCE_S = 20
 _PRINTED = re.compile(r"\+I\[(\d+), ([^\]]+)\]")
 
 
@@ -113,6 +114,13 @@ class Listener:
                 raise FailedRunError(reason_in(log.read_text(errors="replace")))
             time.sleep(0.05)
 
+    def wait_for_the_rest(self) -> None:
+        """Return when nothing new has come for a while, longer than a large micro-batch takes."""
+        seen = -1
+        while (count := len(self.emitted) + len(self.batches)) != seen:
+            seen = count
+            time.sleep(_SILENCE_S)
+
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -150,7 +158,7 @@ def measure_live(setting: Setting, query: Query, engine: str, plan: Plan) -> dic
                 after = Listener(process, is_flink)
                 after.wait_for_results(120, log)
                 arrivals.finish()
-                _wait_until_silent(after)
+                after.wait_for_the_rest()
         finally:
             arrivals.stop()
         if is_flink:
@@ -205,14 +213,6 @@ def newest_checkpoint(directory: Path) -> Path:
     if not found:
         raise FailedRunError("Flink wrote no checkpoint before the kill.")
     return found[-1].parent
-
-
-def _wait_until_silent(listener: Listener) -> None:
-    """Nothing new for three seconds."""
-    seen = -1
-    while (count := len(listener.emitted) + len(listener.batches)) != seen:
-        seen = count
-        time.sleep(3)
 
 
 def _boundaries(plan: Plan) -> list[int]:

@@ -100,7 +100,8 @@ class Runner:
         last = -1
         while running.exception() is None:
             for each in running.recentProgress:
-                if each["batchId"] > last:
+                # An idle query reports, too, with the number that its next micro-batch will have.
+                if each["batchId"] > last and each["numInputRows"]:
                     last = each["batchId"]
                     self._tell(each)
             time.sleep(0.02)
