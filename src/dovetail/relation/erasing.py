@@ -20,13 +20,14 @@ import pyarrow as pa
 
 from dovetail.core.errors import SchemaError
 from dovetail.core.faultpoints import fault_point
+from dovetail.relation.deletions import load_deletions
 from dovetail.relation.format import Deletions, Manifest, Segment, Shard, ShardStats
 from dovetail.relation.io import Arena
 from dovetail.relation.keys import compute_codes, keys_equal
 from dovetail.relation.looking import table_of_keys
 from dovetail.relation.merge import live_run_statistics
 from dovetail.relation.pins import holders
-from dovetail.relation.segment_reader import SegmentReader, load_deletions
+from dovetail.relation.segment_reader import SegmentReader
 from dovetail.relation.segment_writer import SegmentWriter
 from dovetail.relation.version_log import VersionLog
 from dovetail.storage.digests import digest_of
