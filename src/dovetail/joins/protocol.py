@@ -9,7 +9,7 @@ import pyarrow as pa
 from dovetail.core.arrays import Int64Array
 from dovetail.relation.format import ShardStats
 from dovetail.relation.io import Disk, IoMode
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.read_costs import ReadCosts
 
 __all__ = ["CODE_COLUMN", "RelationBlock", "RelationShard", "Snapshot"]
 

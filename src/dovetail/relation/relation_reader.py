@@ -15,7 +15,7 @@ from dovetail.core.errors import PlanError
 from dovetail.kernels.spark_hash import shard_of_codes
 from dovetail.relation.format import RelationStats, ShardStats
 from dovetail.relation.io import Disk, IoMode
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.read_costs import ReadCosts
 from dovetail.relation.shard_reader import Block, ShardReader
 
 __all__ = ["RelationReader"]

@@ -17,15 +17,15 @@ from dovetail.core.errors import RelationCorrupt
 from dovetail.kernels.pages import PAGE_BYTES, find_code_pages
 from dovetail.kernels.sorted_codes import group_by_block, lookup_sorted
 from dovetail.relation.deletions import load_deletions, missing_file
-from dovetail.relation.drop_behind import DropBehind
 from dovetail.relation.format import FENCE_STRIDE, Segment
 from dovetail.relation.io import Arena, IoMode, PreadFile
-from dovetail.relation.paged_file import Asked, PagedFile, chunks, count_read_ahead, pages_of_bytes
-from dovetail.relation.pages_ahead import PagesAhead, ScanAhead, read_parts
-from dovetail.relation.read_costs import ReadCosts
-from dovetail.relation.row_pages import RowPages
-from dovetail.relation.row_ranges import read_rows
-from dovetail.relation.whole_batches import WholeBatches
+from dovetail.relation.reads.drop_behind import DropBehind
+from dovetail.relation.reads.paged_file import Asked, PagedFile, chunks, count_read_ahead, pages_of_bytes
+from dovetail.relation.reads.pages_ahead import PagesAhead, ScanAhead, read_parts
+from dovetail.relation.reads.read_costs import ReadCosts
+from dovetail.relation.reads.row_pages import RowPages
+from dovetail.relation.reads.row_ranges import read_rows
+from dovetail.relation.reads.whole_batches import WholeBatches
 from dovetail.relation.widths import row_widths, widest_row
 from dovetail.storage.digests import digest_of
 from dovetail.storage.files import RelationFiles

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from dovetail.core.errors import PlanError, SchemaError
 from dovetail.kernels.pages import PAGE_BYTES
 from dovetail.kernels.sorted_codes import expand_ranges, group_by_block
-from dovetail.relation.drop_behind import DropBehind, available_memory
 from dovetail.relation.format import FENCE_STRIDE, Manifest, ShardStats
 from dovetail.relation.io import Arena, Disk, IoMode
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.drop_behind import DropBehind, available_memory
+from dovetail.relation.reads.read_costs import ReadCosts
 from dovetail.relation.segment_reader import SegmentReader
 from dovetail.relation.widths import fixed_row_bytes
 from dovetail.storage.files import RelationFiles

@@ -25,7 +25,7 @@ from dovetail.joins.phases.row_source import Found, RowCache
 from dovetail.joins.protocol import RelationShard
 from dovetail.kernels.distinct import distinct_codes
 from dovetail.relation import Relation
-from dovetail.relation.paged_file import pages_read_ahead
+from dovetail.relation.reads.paged_file import pages_read_ahead
 from dovetail.runtime.join_recipe import JoinRecipe
 from dovetail.runtime.local_directory import local_directory
 from dovetail.runtime.shared_cache import RowIndex, SharedCache

@@ -30,7 +30,7 @@ from dovetail.core.errors import PlanError
 from dovetail.kernels.sorted_codes import expand_ranges
 from dovetail.relation.format import ShardStats
 from dovetail.relation.io import Disk
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.read_costs import ReadCosts
 from dovetail.relation.widths import fixed_row_bytes, row_widths, widest_row
 from dovetail.testing.batches import CodeOf
 from dovetail.testing.rows import Row

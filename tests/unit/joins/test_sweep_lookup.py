@@ -13,8 +13,8 @@ from dovetail.joins import AutoJoin, LookupJoin
 from dovetail.joins.phases import lookup
 from dovetail.joins.spec import JoinSpec
 from dovetail.relation import Relation
-from dovetail.relation.paged_file import PagedFile
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.paged_file import PagedFile
+from dovetail.relation.reads.read_costs import ReadCosts
 from dovetail.relation.relation_reader import RelationReader
 from dovetail.testing.shard import MemoryShard
 

@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from dovetail import Relation
 from dovetail.core.errors import RelationCorrupt, RelationNotFound
-from dovetail.relation import paged_file
+from dovetail.relation.reads import paged_file
 from dovetail.storage import verified
 from dovetail.storage.digests import digest_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from dovetail import Relation
 from dovetail.core.errors import RelationCorrupt
-from dovetail.relation import paged_file
-from dovetail.relation.paged_file import PagedFile, ReadAhead, chunks
+from dovetail.relation.reads import paged_file
+from dovetail.relation.reads.paged_file import PagedFile, ReadAhead, chunks
 from dovetail.relation.segment_writer import SegmentWriter
 
 SEED = 90_211

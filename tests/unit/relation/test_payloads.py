@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dovetail import Relation
-from dovetail.relation.row_ranges import read_rows
+from dovetail.relation.reads.row_ranges import read_rows
 from dovetail.relation.segment_writer import SegmentWriter
 from dovetail.testing.rows import canonical
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.relation.drop_behind import DropBehind, available_memory
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.drop_behind import DropBehind, available_memory
+from dovetail.relation.reads.read_costs import ReadCosts
 
 SEED = 40_117
 

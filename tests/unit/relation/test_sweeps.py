@@ -12,10 +12,10 @@ import pytest
 from dovetail import Relation
 from dovetail.core.errors import PlanError, RelationCorrupt
 from dovetail.kernels.pages import PAGE_BYTES
-from dovetail.relation import paged_file, whole_batches
-from dovetail.relation.drop_behind import DropBehind
-from dovetail.relation.paged_file import PagedFile
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads import paged_file, whole_batches
+from dovetail.relation.reads.drop_behind import DropBehind
+from dovetail.relation.reads.paged_file import PagedFile
+from dovetail.relation.reads.read_costs import ReadCosts
 
 SEED = 5_501
 ROWS = 150_000
@@ -153,8 +153,8 @@ import os, sys, numpy as np
 from pathlib import Path
 from dovetail import Relation
 from dovetail.core.errors import RelationCorrupt
-from dovetail.relation.paged_file import PagedFile
-from dovetail.relation.read_costs import ReadCosts
+from dovetail.relation.reads.paged_file import PagedFile
+from dovetail.relation.reads.read_costs import ReadCosts
 PagedFile.absent_share = lambda file: 1.0
 if sys.argv[2] == "whole":
     ReadCosts.prefers_pass = lambda *_: True

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dovetail.kernels.pages import Pages
-from dovetail.relation.drop_behind import DropBehind
-from dovetail.relation.paged_file import Asked, PagedFile
+from dovetail.relation.reads.drop_behind import DropBehind
+from dovetail.relation.reads.paged_file import Asked, PagedFile
 
 __all__ = ["PagesAhead", "ScanAhead", "UnderWay", "read_parts"]
 

@@ -20,7 +20,7 @@ from dovetail.core.errors import PlanError
 from dovetail.core.waiting import seconds_ready
 from dovetail.kernels.pages import PAGE_BYTES
 from dovetail.relation.io import Arena, PreadFile
-from dovetail.relation.paged_file import PagedFile
+from dovetail.relation.reads.paged_file import PagedFile
 
 __all__ = ["BUFFERS", "WholeBatches"]
 

@@ -38,7 +38,7 @@ from dovetail.kernels.pages import (
     populate_pages,
     read_around_faults,
 )
-from dovetail.relation.read_costs import ReadCosts, read_costs_of
+from dovetail.relation.reads.read_costs import ReadCosts, read_costs_of
 
 __all__ = ["Asked", "PagedFile", "ReadAhead", "count_read_ahead", "pages_of_bytes", "pages_read_ahead"]
 
