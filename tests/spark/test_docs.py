@@ -4,6 +4,7 @@ Other tests run the blocks of README.md, docs/watching.md, docs/operations.md an
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import typer
+import yaml
 from pyspark.sql import DataFrame, SparkSession
 
 import dovetail as dt
@@ -24,7 +26,7 @@ PAGES = sorted(
     page for page in DOCS.rglob("*.md") if not {"design", "lab"} & set(page.parts) and page.name not in ("watching.md",)
 )
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_RELATIVE = re.compile(r'\("((?:landing|customers|warehouse)(?:/[^"]*)?")')
+_RELATIVE = re.compile(r'\("((?:landing|customers|warehouse|topics)(?:/[^"]*)?")')
 ORDERS = "order_id long, customer_id long, shop string, amount double, user_id long, place string"
 COMMAND = typer.main.get_command(app)
 
@@ -118,6 +120,11 @@ def of_pipelines(names: Names, root: Path) -> dict[str, Any]:
     return {}
 
 
+def of_follow(names: Names, root: Path) -> dict[str, Any]:
+    (root / "topics" / "customers").mkdir(parents=True)
+    return {}
+
+
 def of_history(names: Names, root: Path) -> dict[str, Any]:
     times = pa.array([0], pa.timestamp("us", tz="UTC"))
     columns: dict[str, Any] = {
@@ -147,17 +154,26 @@ PREPARED: dict[str, Callable[[Names, Path], dict[str, Any]]] = {
     "metadata.md": of_metadata,
     "multi_join.md": of_multi_join,
     "pipelines.md": of_pipelines,
+    "warehouse/follow.md": of_follow,
     "warehouse/history.md": of_history,
     "warehouse/wait_for.md": of_wait_for,
     "workloads.md": of_workloads,
 }
 
 
+def end_queries(spark: SparkSession) -> None:
+    """Stop what a block has started, and wait until their flows have let go of their checkpoints."""
+    for query in spark.streams.active:
+        query.stop()
+    for thread in threading.enumerate():
+        if thread.name.startswith("dovetail "):
+            thread.join()
+
+
 @pytest.fixture
 def queries_end(spark: SparkSession) -> Iterator[None]:
     yield
-    for query in spark.streams.active:
-        query.stop()
+    end_queries(spark)
 
 
 @pytest.mark.parametrize("page", with_blocks("python"))
@@ -180,8 +196,7 @@ def test_python_runs(
         # Spark takes relative paths from where its JVM was started.
         text = _RELATIVE.sub(f'("{tmp_path}/\\1', text)
         exec(compile(text, f"{page.name}, block {number}", "exec"), given)
-        for query in spark.streams.active:
-            query.stop()
+        end_queries(spark)
 
 
 # -------------------------------------------------------------------- YAML
@@ -189,9 +204,15 @@ def test_python_runs(
 
 @pytest.mark.parametrize("page", with_blocks("yaml"))
 def test_yaml_is_a_pipeline_or_part_of_one(page: Path, tmp_path: Path) -> None:
-    whole = "name: orders\ncheckpoint: checkpoint\nsources: {orders: {format: rate}}\nsink: {format: console}\n"
+    whole = {
+        "name": "name: orders",
+        "checkpoint": "checkpoint: checkpoint",
+        "sources": "sources: {orders: {format: rate}}",
+        "sink": "sink: {format: console}",
+    }
     for text in blocks(page, "yaml"):
-        (tmp_path / "pipeline.yaml").write_text(whole + text)
+        rest = [line for key, line in whole.items() if key not in yaml.safe_load(text)]
+        (tmp_path / "pipeline.yaml").write_text("\n".join([*rest, text]))
         parse_pipeline(tmp_path / "pipeline.yaml")
 
 
