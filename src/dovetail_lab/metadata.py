@@ -326,7 +326,8 @@ EXPERIMENTS = (
             ChangedCheck(
                 old="With a quota of 500: less CPU time to every quarter of the results, in both arrivals.",
                 new="The quota is swept; a verdict for each arrival.",
-                reason="The paper does not give its quota, and the outcome depends on it.",
+                reason="The paper does not give its quota, and the outcome depends on it. That there is a verdict for "
+                "each arrival was decided after the results were seen.",
             ),
         ),
         run=_scheduling,
@@ -344,6 +345,14 @@ EXPERIMENTS = (
         "as fast where XJoin overflows, for the paper's factor. A verdict for each.",
         revision=2,
         paper_says="ahead from 7,500 results on",
+        changed_checks=(
+            ChangedCheck(
+                old="In every case MJoin is the faster one in the end, in memory from 2,500 to 22,500 results on.",
+                new="The same, and 1.5 times as fast where XJoin overflows; a verdict for each.",
+                reason="The claim says two things. They were judged apart after the results were seen: by the old "
+                "check the verdict is not confirmed.",
+            ),
+        ),
         run=_time_against_xjoin,
         judge=_judge_time,
     ),
