@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.relation.reads.drop_behind import DropBehind, available_memory
-from dovetail.relation.reads.read_costs import ReadCosts
+from dovetail.relation.reads.read_costs import ReadCosts, read_costs_of
 
 SEED = 40_117
 
@@ -160,3 +160,12 @@ def test_group_of_a_container_is_the_root(tmp_path: Path) -> None:
     (root / "memory.stat").write_text("hierarchical_memory_limit 800\ntotal_rss 100\n")
     process = fake_host(tmp_path / "proc", "9:memory:/docker/1234\n")
     assert available_memory(tmp_path / "cgroup", process) == 700
+
+
+def test_files_of_one_device_share_costs_and_a_file_that_is_gone_has_its_own(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).touch()
+    shared = read_costs_of(str(tmp_path / "one"))
+    assert read_costs_of(str(tmp_path / "two")) is shared
+    (tmp_path / "two").unlink()
+    assert read_costs_of(str(tmp_path / "two")) is not shared

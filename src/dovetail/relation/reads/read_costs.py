@@ -155,5 +155,12 @@ _OF_DEVICES: dict[int, ReadCosts] = {}
 
 
 def read_costs_of(path: str) -> ReadCosts:
-    """The costs of the device that a file is on, as this process knows them."""
-    return _OF_DEVICES.setdefault(os.stat(path).st_dev, ReadCosts())
+    """The costs of the device that a file is on, as this process knows them.
+
+    A file that is gone (it may be removed once it is mapped), or that is on a simulated disk, has its own.
+    """
+    try:
+        device = os.stat(path).st_dev
+    except FileNotFoundError:
+        return ReadCosts()
+    return _OF_DEVICES.setdefault(device, ReadCosts())

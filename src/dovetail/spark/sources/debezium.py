@@ -59,8 +59,10 @@ def debezium(
 
     Examples
     --------
-    >>> from dovetail import sources  # doctest: +SKIP
-    >>> feed = sources.debezium("changes/", schema="id bigint, city string")  # doctest: +SKIP
+    In a Spark session::
+
+        changes = dt.sources.debezium("topics/customers", schema="id bigint, city string")
+        dt.follow("relations/customers", changes, keys="id", checkpoint="checkpoints/customers")
     """
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     taken = [name for name in columns.names if name in FEED_COLUMNS]
