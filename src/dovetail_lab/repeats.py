@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dovetail.core.errors import InternalError
 from dovetail_lab.experiment import Measured, Panel, Series
 
@@ -43,5 +41,7 @@ def _at(series: Series, places: Sequence[float | str]) -> Sequence[float]:
     wanted = [place for place in places if not isinstance(place, str)]
     if len(numbers) != len(series.x) or len(wanted) != len(places):
         raise InternalError(f"Runs of {series.name!r} have different bars: {series.x} and {tuple(places)}.")
+    import numpy as np  # not above: the command's help imports this file
+
     # Curves over the number of results: other seeds have other results, but every curve has an end.
     return [float(y) for y in np.interp(np.array(wanted) / wanted[-1], np.array(numbers) / numbers[-1], series.y)]
