@@ -1,6 +1,6 @@
 """Every code block of the documentation runs: Python on Spark, YAML as part of a pipeline, commands by their parser.
 
-Other tests run the blocks of README.md, docs/watching.md, docs/operations.md and docs/quickstart.md.
+Other tests run the blocks of README.md and docs/watching.md, and the commands of docs/operations.md.
 """
 
 import re
