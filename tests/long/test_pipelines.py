@@ -75,7 +75,9 @@ def test_pipeline_takes_up_where_it_was_and_sets_malformed_rows_aside(command: C
     code, out, err = command("run", "p.yaml", "--json")
     assert code == 0, err
     assert json.loads(out)["batch"] == 0
-    assert err.startswith("batch=0 "), "a plain line where nobody watches"
+    *stages, last = err.splitlines()
+    assert stages == ["Starting Spark", "Planning", "Building relation customers"]
+    assert last.startswith("batch=0 "), "a plain line where nobody watches"
     land(project, "b.json", '{"order_id": 3, "customer_id": 2}', '{"order_id": "x"}', '{"order_id": 200}')
     code, out, err = command("run", "p.yaml")
     assert code == 0, err
