@@ -18,7 +18,7 @@ from dovetail.storage.local import make_private_directory
 __all__ = ["RunnerLock", "running", "who_runs"]
 
 _LOCK = "runner.lock"
-_TRIES, _RETRY_SECONDS = 5, 0.02
+_TRIES, _RETRY_SECONDS = 50, 0.02
 
 
 @contextmanager

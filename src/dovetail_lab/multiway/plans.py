@@ -110,9 +110,9 @@ FIGURE_17 = Experiment(
     title="Five plans of a six-way join",
     claim="One MJoin of all six inputs is the fastest in the beginning, falls behind as time goes by, and in the end "
     "even the bushy tree of binary joins overtakes it; plans of several small MJoins are the best.",
-    check="None, since five of the six streams are invented. The report says whether, in CPU time, one MJoin is the first to "
-    "a tenth of the results; to all of them a plan of small MJoins is, and "
-    "the bushy tree is before the single MJoin.",
+    check="None, since five of the six streams are invented. The report says whether, in CPU time, one MJoin is the "
+    "first to a tenth of the results; to all of them a plan of small MJoins is, and the bushy tree is before the "
+    "single MJoin.",
     run=_figure_17,
     judge=_judge_17,
     paper_says="small MJoins best, one MJoin of six overtaken",
