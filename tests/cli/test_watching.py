@@ -174,9 +174,11 @@ def test_asking_who_runs_a_flow_does_not_keep_it_from_starting(tmp_path: Path) -
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(200):
-        RunnerLock(tmp_path, "query").release()
-        time.sleep(0)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(200):
+            RunnerLock(tmp_path, "query").release()
+            time.sleep(0)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
