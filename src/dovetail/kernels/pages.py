@@ -273,7 +273,7 @@ def _merge_ranges(firsts: Any, lasts: Any, most_gap: Any, out_first: Any, out_la
 
 
 def merge_ranges(pages: Pages, most_gap: int) -> Pages:
-    """Join ranges with at most so many pages between them, so that one read serves both.
+    """Join ranges that are at most n pages apart, so that one read serves both.
 
     >>> first, last = merge_ranges((np.array([0, 3, 9]), np.array([0, 4, 9])), 2)
     >>> first.tolist(), last.tolist()

@@ -104,7 +104,7 @@ def _open(path: Path, bypass_page_cache: bool) -> tuple[int, bool]:
 
 
 def _page_reads(descriptor: int, size_bytes: int, reads: int, *, drops_pages: bool) -> tuple[tuple[float, float], ...]:
-    """Random reads of pages by so many threads: as many are under way together."""
+    """Random reads of pages by n threads, so that n reads are under way together."""
     taken = []
     for depth in _DEPTHS:
         count = min(_MOST_READS_PER_DEPTH, reads * min(depth, 8) // 8)

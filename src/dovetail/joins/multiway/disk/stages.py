@@ -290,7 +290,7 @@ class _Part(NamedTuple):
 
 
 def _is_worth_looking_up(piece: Piece, codes: int) -> bool:
-    """Whether looking up each of so many codes is less than reading the piece."""
+    """Whether looking up this many codes one by one costs less than reading the piece."""
     return _LOOKUP_COST * codes < piece.rows
 
 
